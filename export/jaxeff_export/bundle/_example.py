@@ -1,7 +1,7 @@
 """Ingredients of a bundle: an exported function, values for its inputs, a target.
 
 A C library is ordered from the same (`c_order`), without the bundle that it is of: the same
-kernels, called from C.
+kernels, called from C. `kernel_calls` says which layer each of them computes.
 """
 
 from __future__ import annotations

@@ -118,6 +118,10 @@ class ProductValues(NamedTuple):
         scaled = self.values if self.factor == 1 else self.values * np.float32(self.factor)
         return scaled if self.offset == 0 else scaled + np.float32(self.offset)
 
+    def without_offset(self) -> ProductValues:
+        """Returns the same numbers as multiples of `factor`."""
+        return self if self.offset == 0 else ProductValues(self.plain())
+
 
 Place = Callable[[jax.Array], jax.Array]
 """Puts values on a grid of their own range."""
@@ -175,17 +179,12 @@ def compute(eqn: Any, inputs: Sequence[Any], place: Place) -> Any | None:
     if isinstance(first, CodeValues):
         return _of_codes(eqn, inputs, first)
     rule = _RULES.get(eqn.primitive)
-    result = rule(eqn, inputs, place) if rule else None
-    if result is not None:
-        return result
-    if eqn.primitive in _MOVES and len(inputs) == 1:
-        return first._replace(values=_bind(eqn, first.values))
-    return None
+    return rule(eqn, inputs, place) if rule else None
 
 
 def is_operator(eqn: Any) -> bool:
     """Whether an equation is one of the operators of integer networks."""
-    return _operator(eqn) == "jaxeff.q_codes" or _operator(eqn) in _PRODUCTS
+    return _operator(eqn) in _PRODUCTS | {"jaxeff.q_codes"}
 
 
 def _operator(eqn: Any) -> str:
@@ -200,9 +199,8 @@ def _bind(eqn: Any, *operands: Any) -> Any:
 def _codes(x: Any, attributes: dict[str, Any]) -> CodeValues:
     step = 1 / attributes["per_step"]
     if isinstance(x, ProductValues):
-        # A whole number's unit is no power of two: the grid takes it, and no operation is needed.
-        if x.offset:
-            x = ProductValues(x.plain())
+        # The step takes the factor, so that nothing has to be multiplied.
+        x = x.without_offset()
         return _written(x.values, step / x.factor, attributes)
     return _written(x, step, attributes)
 
@@ -244,7 +242,7 @@ def _product(
         per_unit = float(np.median(np.float64(factor) * np.float64(scale)))
         size = added.step if isinstance(added, CodeValues) else 1.0
         if isinstance(added, ProductValues):
-            added = added if added.offset == 0 else ProductValues(added.plain())
+            added = added.without_offset()
             size = 1 / added.factor
         unit = size / per_unit
     accumulator_unit = np.float64(scale) * unit
@@ -404,9 +402,9 @@ def _bounded(eqn: Any, inputs: Sequence[Any], place: Place) -> Any:
 
 def _summed(eqn: Any, inputs: Sequence[Any], place: Place) -> Any:
     """Adds entries, as a mean times how many there are: LiteRT has means in int8."""
-    numbers = _on_grid(inputs[0], place)
-    if numbers.offset:
+    if inputs[0].offset:
         return None
+    numbers = _on_grid(inputs[0], place)
     if eqn.primitive is p.reduce_sum_p:
         axes = eqn.params["axes"]
         count = math.prod(numbers.values.shape[axis] for axis in axes)

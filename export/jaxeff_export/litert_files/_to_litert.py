@@ -357,21 +357,27 @@ def to_litert(
 
     closed = jax.make_jaxpr(flat)(fixed, *leaves)
     known = [np.asarray(leaf) for leaf in jax.tree.leaves(fixed)]
-    if int8.has_products(closed.jaxpr) and batches is None:
-        raise LitertError(
-            "to_litert: f has products of integer codes; give batches=[x, ...], inputs over which "
-            "the results that it keeps in float (logits) get an int8 grid"
-        )
-    if batches is not None:
-        if not int8.has_products(closed.jaxpr):
-            raise ValueError(
-                "to_litert: batches are for products of integer codes, and f has none; "
-                "write integer(f, spec) with its converted parameters, or leave batches out"
+    if int8.has_products(closed.jaxpr):
+        if batches is None:
+            raise LitertError(
+                "to_litert: f has products of integer codes; give batches=[x, ...], inputs over "
+                "which the results that it keeps in float (logits) get an int8 grid"
             )
         content = _in_int8(closed, known, leaves, typical)
-        _require_readable(content)
-        write_atomically(path, content)
-        return LitertFile(Path(path), *_signature(leaves, closed))
+    elif batches is not None:
+        raise ValueError(
+            "to_litert: batches are for products of integer codes, and f has none; "
+            "write integer(f, spec) with its converted parameters, or leave batches out"
+        )
+    else:
+        content = _in_float(closed, known, leaves)
+    _require_readable(content)
+    write_atomically(path, content)
+    return LitertFile(Path(path), *_signature(leaves, closed))
+
+
+def _in_float(closed: core.ClosedJaxpr, known: Sequence[Any], leaves: Sequence[Any]) -> bytes:
+    """Writes a function that computes in float, with weights on grids as integers."""
     weights = find_weights(closed, known, [jax.typeof(leaf) for leaf in leaves])
 
     # Weights on grids are arguments until they are written; other parameters are closed over, so
@@ -381,13 +387,11 @@ def to_litert(
         return evaluate_known(closed, [*known, *values], lambda v, _: at.get(v.tobytes(), v))
 
     lowered = jax.jit(with_weights, keep_unused=True).lower([w.values for w in weights], *leaves)
-    inputs, outputs = _signature(leaves, closed)
-    content = _converted(
-        lowered.as_text(), lambda module: _write_weights(module, weights), inputs, outputs
+    return _converted(
+        lowered.as_text(),
+        lambda module: _write_weights(module, weights),
+        *_signature(leaves, closed),
     )
-    _require_readable(content)
-    write_atomically(path, content)
-    return LitertFile(Path(path), inputs, outputs)
 
 
 def _signature(

@@ -86,7 +86,7 @@ class Binary(numerics.BaseQuantizer):
         # An array of zeros alone has no step, and stays one.
         has_values = scale > 0
         half, one = (jnp.where(has_values, n, 0).astype(jnp.float32) for n in (0.5, 1.0))
-        step = jnp.where(has_values, 2 * scale, 1).astype(jnp.float32)
+        step = numerics.safe_scale(2 * scale).astype(jnp.float32)
         return numerics.Grid(step, half, -one, jnp.zeros_like(step))
 
     def deterministic(self) -> "Binary":
@@ -192,9 +192,8 @@ class Ternary(Thresholded):
     def weight_grid(self, w: Float[Array, "..."], tensor: numerics.Tensor) -> numerics.Grid:
         """Returns the grid of three values."""
         scale = jnp.asarray(self._filled(w, tensor).scale, jnp.float32)
-        step = jnp.where(scale > 0, scale, 1)
-        one = jnp.ones_like(step)
-        return numerics.Grid(step, 0 * one, -one, one)
+        one = jnp.ones_like(scale)
+        return numerics.Grid(numerics.safe_scale(scale), 0 * one, -one, one)
 
     def start(self, x: Float[Array, "*shape"], tensor: numerics.Tensor) -> "Ternary":
         """Fixes threshold and scale of activations; those of weights follow them."""
