@@ -183,7 +183,7 @@ def test_the_figure_of_the_first_screen_is_drawn(tmp_path):
     """The script runs, and its three panels have as much in them as those that are kept."""
     if not shutil.which("arm-none-eabi-gcc"):
         pytest.skip("arm-none-eabi-gcc not found")
-    script, drawn = ROOT / "docs" / "hero.py", tmp_path / "hero.png"
+    script, drawn = ROOT / "docs" / "figures" / "hero.py", tmp_path / "hero.png"
     command = [sys.executable, str(script), "--epochs", "1", "--output", str(drawn)]
     subprocess.run(command, check=True, cwd=tmp_path)
     ours, kept = plt.imread(drawn), plt.imread(script.with_suffix(".png"))

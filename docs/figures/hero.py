@@ -1,4 +1,4 @@
-"""Draws the figure of the first screen, from the library: `python docs/hero.py`.
+"""Draws the figure of the first screen, from the library: `python docs/figures/hero.py`.
 
 Left, what a small network knows of two moons: its epistemic uncertainty, in one pass. Middle, the
 accuracy of a network of digits over noise. Right, the memory that it needs on a Cortex-M4, call by
