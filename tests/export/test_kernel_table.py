@@ -10,11 +10,10 @@ import pytest
 from c_programs import require
 from flax import nnx
 from jaxeff_export import deploy, modelled_latency, table_latency
-from jaxeff_export.bundle import NamedTarget, kernel_calls
+from jaxeff_export.bundle import Bundle, KernelOfLayer, kernel_calls
 from jaxeff_export.bundle._example import layers_of
-from jaxeff_export.bundle._machine_model import explained
+from jaxeff_export.bundle.files import BundleError
 from jaxeff_export.bundle.running import OperatorTime
-from jaxeff_export.clib import CallModel
 from jaxeff_export.latency._table import Cells, _split
 
 import jaxeff
@@ -49,24 +48,17 @@ def test_kernels_belong_to_the_layers_whose_weights_they_read(bits):
     g, params = small.integer(X[:1])
     bundle = deploy(g, (params, X[:1]))
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(small.params)]
-    target = NamedTarget.of_manifest(bundle.manifest)
-    calls = kernel_calls(bundle.example, target, SPACE.names, paths)
-    kernels = {call.kernel for call in calls if not call.kernel.startswith("reshape")}  # views
-    assert kernels == {o.name for o in bundle.profile(**FEW)}
-    layers = [call.layer for call in calls]
+    calls = kernel_calls(bundle.manifest, bundle.artifact, SPACE.names, paths)
+    assert {call.kernel for call in calls} == {o.name for o in bundle.profile(**FEW)}
+    layers = [layer for call in calls for layer in call.layers]
     assert layers == sorted(layers)
     assert set(layers) == set(range(len(SPACE.sites)))
 
 
 def test_times_are_split_by_kernels():
     """Two calls of one kernel have half of its time each; sums are the time that was given."""
-
-    class Call:
-        def __init__(self, kernel, layer):
-            self.kernel, self.layer = kernel, layer
-
     profile = [OperatorTime("a", 2.0, 6.0, 0.6), OperatorTime("b", 1.0, 4.0, 0.4)]
-    calls = [Call("a", 0), Call("b", 0), Call("a", 1)]
+    calls = [KernelOfLayer("a", (0,)), KernelOfLayer("b", (0,)), KernelOfLayer("a", (1,))]
     assert _split([profile], calls, 2, 20.0) == pytest.approx([14.0, 6.0])
 
 
@@ -210,17 +202,32 @@ def test_a_model_counts_cycles():
     assert cycles(candidate(32, [max(n // 2, 1) for n in SPACE.sizes])) < whole
 
 
-def test_joined_calls_and_views_keep_their_layers():
-    """Of a C library: a view is no call, and a layer with its shortcut is one."""
-    calls = [("a", "view"), ("a", "q"), ("b", "q1"), ("c", "q2"), ("d", "q3")]
-    models = [CallModel("q", 5, 50.0), CallModel("joined", 7, 70.0), CallModel("q3", 9, 90.0)]
-    rows = explained(calls, models)
-    assert [tuple(row) for row in rows] == [
-        ("a", "q", 5, 50.0),
-        ("b, c", "joined", 7, 70.0),
-        ("d", "q3", 9, 90.0),
-    ]
-    assert [row[:3] for row in explained(calls, ())] == [(*call, None) for call in calls]
+def test_layers_are_read_from_the_manifest(monkeypatch):
+    """Nothing is compiled again; a kernel that was fused of two layers names both."""
+
+    def f(params, x):
+        scaled = jnp.sin(x * params["a"]["scale"]) * params["b"]["scale"]
+        return jnp.tanh(scaled @ params["c"]["kernel"])
+
+    params = {name: {"scale": jnp.ones(32)} for name in "ab"} | {"c": {"kernel": jnp.eye(32)}}
+    bundle = deploy(f, (params, jnp.ones((1, 32))))
+    assert bundle.check()
+    for again in ("_example.lift", "_building.build"):
+        monkeypatch.setattr(f"jaxeff_export.bundle.{again}", None)
+    rows = Bundle.load(bundle.folder).explain()
+    assert [row.layer for row in rows] == ["a, b", "c"]
+    assert {row.kernel for row in rows} == {each.name for each in bundle.profile(**FEW)}
+    assert all(row.instructions is None for row in rows)
+
+
+def test_a_manifest_without_calls_says_what_to_do():
+    """As of an older version; one whose calls read what isn't there is refused."""
+    bundle = deploy(lambda p, x: x * p, (jnp.ones(3), jnp.ones(3)))
+    manifest = bundle.manifest
+    with pytest.raises(BundleError, match="deploy it again"):
+        kernel_calls(dataclasses.replace(manifest, calls=()), bundle.artifact, ())
+    with pytest.raises(BundleError, match="differ in calls"):
+        dataclasses.replace(manifest, calls=(("k", (7,)),)).require_artifact(bundle.artifact)
 
 
 @pytest.mark.parametrize(

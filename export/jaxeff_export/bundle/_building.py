@@ -52,6 +52,7 @@ class BundleParts:
         /proc/cpuinfo.
       versions: versions of the packages that made it.
       kernels: per kernel what it has to do, as the manifest has it.
+      calls: kernels in the order they are called, with the parameters that they read.
       rounds_inputs: whether the function rounds its data to codes.
       verdict: what is known of the results beside their values.
       state: names of the arguments that the bundle keeps and updates.
@@ -71,6 +72,7 @@ class BundleParts:
     processor_features: tuple[str, ...]
     versions: Mapping[str, str]
     kernels: Mapping[str, Mapping[str, int]]
+    calls: tuple[tuple[str, tuple[int, ...]], ...]
     rounds_inputs: bool
     verdict: str
     state: tuple[str, ...]
@@ -131,6 +133,7 @@ def write_bundle(parts: BundleParts, path: Path) -> files.Manifest:
             versions=parts.versions,
             files=written,
             kernels=parts.kernels,
+            calls=parts.calls,
             batches=tuple(pair.batch for pair in parts.recorded if pair.batch is not None),
             rounds_inputs=parts.rounds_inputs,
             verdict=parts.verdict,
@@ -182,7 +185,7 @@ def build(
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """
     # Start-up time: the compiler loads TVM, which takes seconds.
-    from jaxeff_export.compiler import Work, lower_module, schedule_module, tuned_schedules, work_of
+    from jaxeff_export import compiler
 
     if path is None:
         home = Path(tempfile.mkdtemp(prefix="jaxeff-bundle-"))
@@ -202,19 +205,19 @@ def build(
         # Otherwise the bundle would refuse its own self-check.
         for pair in example.recorded:
             require_numbers(pair.inputs, example.artifact.inputs[len(example.bound) :])
-    tuned = None if database is None else tuned_schedules(database, target.settings)
+    tuned = None if database is None else compiler.tuned_schedules(database, target.settings)
     say("importing StableHLO")
     lifted = lift(example, target)
     # Arrays of a bundle that is built again are taken over, so that both hold the same bits.
     derived = _example.derive(lifted, example.bound) if example.derived is None else example.derived
-    works: list[Work] = []  # a C library's kernels are never modelled
+    works: list[compiler.Work] = []  # a C library's kernels are never modelled
     with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
         library = Path(workspace) / "library.so"
         say(f"compiling for {target.name}")
         if has_runtime(target.settings):
-            kernels = schedule_module(lifted.main, target.settings, tuned)
-            works = work_of(kernels)
-            executable = lower_module(kernels, target.settings)
+            kernels = compiler.schedule_module(lifted.main, target.settings, tuned)
+            works, calls = compiler.work_of(kernels), compiler.reads_of(kernels)
+            executable = compiler.lower_module(kernels, target.settings)
             say("linking")
             _link(executable, library, target.linker)
         else:
@@ -232,6 +235,7 @@ def build(
             )
             c_library = write_library(order, Path(workspace) / "c")
             library = c_library.folder / "libmodel.a"
+            calls = [(step.kernel, step.operands) for step in c_library.steps]
         parts = BundleParts(
             library=library,
             artifact=example.artifact,
@@ -246,6 +250,7 @@ def build(
             processor_features=kernel_features(target.settings),
             versions=package_versions("jaxeff", "jax", "jaxlib", "apache-tvm", "apache-tvm-ffi"),
             kernels={work.name: work.facts for work in works},
+            calls=lifted.parameters_of(calls, len(example.bound)),
             rounds_inputs=rounded,
             verdict=example.verdict,
             state=example.state,

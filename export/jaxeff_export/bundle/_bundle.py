@@ -442,15 +442,15 @@ class Bundle(BundleFolder):
           Layer, kernel, and what `model` says of it, in the order of a call; without numbers where
           the tools that `model` needs aren't installed, or know no such core.
         """
-        example, target = self.example, NamedTarget.of_manifest(self.manifest)
-        names = [spec.name for spec in example.artifact.inputs[: len(example.bound)]]
-        layers = layers_of(names)
-        calls = kernel_calls(example, target, layers)
+        artifact, data = self.artifact, len(self.manifest.inputs)
+        layers = layers_of([spec.name for spec in artifact.inputs[: len(artifact.inputs) - data]])
+        calls = kernel_calls(self.manifest, artifact, layers)
         try:
             models: Sequence[Any] = self.model()
         except ToolchainError:
             models = ()
-        return explained([(layers[call.layer], call.kernel) for call in calls], models)
+        rows = [(", ".join(layers[i] for i in call.layers), call.kernel) for call in calls]
+        return explained(rows, models)
 
     def facts(self, data: tuple[Any, Any] | None = None) -> dict[str, Any]:
         """Describes the library and what it takes on its target, for a report.

@@ -10,14 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxeff.contrib import Tokenizer
 from jaxeff_export.artifact import Artifact, state_places
 from jaxeff_export.boards import run_on_threads
-from jaxeff_export.bundle.files import Manifest, RecordedPair, tolerance
+from jaxeff_export.bundle.files import BundleError, Manifest, RecordedPair, tolerance
 from jaxeff_export.clib import CLibrary, CLibraryError, LibraryParts, bytes_of, write_library
 from jaxeff_export.clib.codegen import identifier
 from jaxeff_export.schedules import TuningDatabase
@@ -257,21 +257,20 @@ _REST = re.compile(r"\['rest'\]\['(\d+)'\]$")
 _PART = re.compile(r"\['?([^\]']+)'?\]|\.(\w+)")
 
 
-@dataclass(frozen=True)
-class KernelOfLayer:
+class KernelOfLayer(NamedTuple):
     """A call of a kernel.
 
     Attributes:
         kernel: The name of the kernel in the library.
-        layer: Number of the layer among the given ones.
+        layers: The layers whose weights it reads, by their numbers among the given ones.
     """
 
     kernel: str
-    layer: int
+    layers: tuple[int, ...]
 
 
 def kernel_calls(
-    example: Example, target: NamedTarget, layers: Sequence[str], leaves: Sequence[str] = ()
+    manifest: Manifest, artifact: Artifact, layers: Sequence[str], leaves: Sequence[str] = ()
 ) -> tuple[KernelOfLayer, ...]:
     """Lists the kernels that a deployed function calls, in order, with their layers.
 
@@ -279,53 +278,25 @@ def kernel_calls(
     laid out anew; one that reads no weights (a pooling, a conversion) to the layer before it.
 
     Args:
-        example: The function and its parameters.
-        target: What it is compiled for.
+        manifest: The bundle's.
+        artifact: What the bundle was made from.
         layers: Sites, as the paths of their parameters begin.
         leaves: Paths of the model's parameters, if it was converted to codes: what stays in float
             is numbered there.
+
+    Raises:
+        BundleError: if an older version made the bundle, which didn't write its calls.
     """
-    from jaxeff_export.compiler import compilation_target, fused_kernels  # TVM
-    from jaxeff_export.compiler.passes import sources_of  # TVM
-
-    # The bundle's compilation is repeated up to its kernels: names and order are deterministic.
-    lifted = lift(example, target)
-    count = len(example.bound)
-    names = [_named(spec.name, leaves) for spec in example.artifact.inputs[:count]]
-    owners = [_owner(name, layers) for name in names]
-    # Derived arrays (packed or transposed weights) belong to the layer of their parameters.
-    if lifted.derive is not None:
-        derive = lifted.derive["main"]
-        known = dict(zip(derive.params, owners, strict=True))
-        sources = sources_of(derive, count)
-        derived = _values(derive)
-        for field in derived.fields:
-            owners.append(_first(known[v] for v in sources.get(field) or ()))
-    main = fused_kernels(lifted.main, compilation_target(target.settings))["main"]
-    operands = len(lifted.operands)
-    # Later parameters of ``main`` are data, which belong to no layer.
-    known = {v: owners[i] for v, i in zip(main.params, lifted.operands, strict=False)}
-    sources = sources_of(main, operands)
+    if not manifest.calls:
+        raise BundleError("an older version made the bundle, without its calls; deploy it again")
+    owners = [_owner(_named(spec.name, leaves), layers) for spec in artifact.inputs]
+    last: tuple[int, ...] = (0,)
     calls: list[KernelOfLayer] = []
-    last = 0
-    for binding in main.body.blocks[0].bindings:
-        value = binding.value
-        called = getattr(getattr(value, "op", None), "name", "")
-        if called != "relax.call_tir" or sources.get(binding.var) is not None:
-            continue  # a view, or what depends on parameters alone
-        read = [v for a in value.args[1].fields for v in sources.get(a) or ()]
-        # A kernel that was fused of two layers' work reads weights of both; the first one owns it.
-        layer = _first(known[v] for v in read)
-        last = last if layer is None else layer
-        calls.append(KernelOfLayer(str(value.args[0].name_hint), last))
+    for kernel, reads in manifest.calls:
+        read = [owner for owner in map(owners.__getitem__, reads) if owner is not None]
+        last = tuple(sorted(set(read))) or last
+        calls.append(KernelOfLayer(kernel, last))
     return tuple(calls)
-
-
-def _values(function: Any) -> Any:
-    """Returns the tuple that a function returns."""
-    values = {b.var: b.value for b in function.body.blocks[0].bindings}
-    result = function.body.body
-    return values.get(result, result)
 
 
 def _named(name: str, leaves: Sequence[str]) -> str:
@@ -340,10 +311,6 @@ def _owner(name: str, layers: Sequence[str]) -> int | None:
     # Whole path components: `conv1` must not claim the weights of `conv10`.
     fitting = [i for i, layer in enumerate(layers) if f"/{layer}/" in path]
     return max(fitting, key=lambda i: len(layers[i]), default=None)
-
-
-def _first(layers: Any) -> int | None:
-    return next((each for each in layers if each is not None), None)
 
 
 def layers_of(names: Sequence[str]) -> tuple[str, ...]:

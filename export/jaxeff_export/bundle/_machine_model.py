@@ -21,7 +21,6 @@ Sharp edges:
 
 from __future__ import annotations
 
-import difflib
 import re
 import shutil
 import subprocess
@@ -423,18 +422,10 @@ def explained(
     if loops or not models:
         totals = {name: loop.total for name, loop in loops.items()}
         return ExplainedKernels(ExplainedKernel(*call, None, totals.get(call[1])) for call in calls)
-    # A C library joins some calls (a layer and its shortcut) and leaves out views: what stands
-    # between calls of the same names is theirs.
-    rows: list[ExplainedKernel] = []
-    ours, theirs = [kernel for _, kernel in calls], [model.name for model in models]
-    for kind, i, j, k, m in difflib.SequenceMatcher(None, ours, theirs, False).get_opcodes():
-        if kind == "equal":
-            pairs = zip([layer for layer, _ in calls[i:j]], models[k:m], strict=True)
-        else:
-            joined = ", ".join(dict.fromkeys(layer for layer, _ in calls[i:j]))
-            pairs = zip([joined] * (m - k), models[k:m], strict=True)
-        rows += [ExplainedKernel(n, c.name, c.instructions, c.total) for n, c in pairs]
-    return ExplainedKernels(rows)
+    return ExplainedKernels(
+        ExplainedKernel(layer, model.name, model.instructions, model.total)
+        for (layer, _), model in zip(calls, models, strict=True)
+    )
 
 
 def two_digits(value: float) -> str:

@@ -43,6 +43,7 @@ class CallCost:
         scratch: what it needs for itself in the workspace.
         live: the part of the workspace that is needed meanwhile.
         held: of these, what lies there for later calls, by the kernel that made it.
+        operands: which of the bound arrays it reads, no bytes but numbers.
     """
 
     kernel: str
@@ -52,6 +53,7 @@ class CallCost:
     scratch: int
     live: int
     held: tuple[tuple[str, int], ...] = ()
+    operands: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the step as plain data."""
@@ -69,6 +71,7 @@ def steps_of(library: driver.Library) -> tuple[CallCost, ...]:
     """Reads the steps of a library from its plan."""
     program, memory = library.program, library.memory
     fixed = {*program.operands, *(number for number, _ in program.constants)}
+    bound = {number: i for i, number in enumerate(program.operands)}
     makers = {n: call.kernel for call in program.calls for n in call.results}
     # Who wrote what lies in each place, call by call: arrays written over others keep their place.
     costs: list[CallCost] = []
@@ -94,6 +97,7 @@ def steps_of(library: driver.Library) -> tuple[CallCost, ...]:
                 scratch=sum(piece.size for piece in kernel.scratch),
                 live=memory.by_call[i],
                 held=tuple(held),
+                operands=tuple(bound[n] for n in call.arguments if n in bound),
             )
         )
     return tuple(costs)

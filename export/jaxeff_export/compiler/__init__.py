@@ -27,7 +27,7 @@ from jaxeff_export.compiler._tiles import (
     RegisterTile,
     divisors,
 )
-from jaxeff_export.compiler._work import Work, work_of
+from jaxeff_export.compiler._work import Work, reads_of, work_of
 
 __all__ = [
     "ANY_MACHINE",
@@ -49,6 +49,7 @@ __all__ = [
     "kernel_of",
     "lower_module",
     "merge_blocks",
+    "reads_of",
     "ready_to_lower",
     "replay_trace",
     "schedule_cpu",

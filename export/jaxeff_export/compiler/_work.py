@@ -1,4 +1,6 @@
-"""The work of each kernel of a scheduled module: products to add up, and bytes it is given.
+"""The work of each kernel of a scheduled module, and which parameters its calls read.
+
+Work is the products that a kernel adds up, and the bytes it is given.
 
 It is counted in the kernel's loops, so padding and repeated computation are included. Products are
 counted as instructions make them: a product and a sum of floats, a product of bytes in a dot
@@ -9,10 +11,10 @@ import dataclasses
 
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import relax, s_tir, tirx
 from tvm.script import tirx as T
 
-from jaxeff_export.compiler.passes import BOUND
+from jaxeff_export.compiler.passes import BOUND, sources_of
 from jaxeff_export.compiler.tir import bytes_of, contains, statements_of
 
 _PRODUCTS = {
@@ -72,6 +74,23 @@ def work_of(mod: tvm.IRModule) -> list[Work]:
         read = sum(sizes.values()) - result
         counted.append(Work(name.name_hint, read, result, work, bound, max(1, len(calls))))
     return counted
+
+
+def reads_of(mod: tvm.IRModule) -> list[tuple[str, tuple[int, ...]]]:
+    """Lists the calls of kernels in order, each with the numbers of the bound arrays it reads."""
+    with tvm.transform.PassContext(opt_level=3):
+        main = relax.transform.RewriteDataflowReshape()(mod)["main"]  # a view is no call
+    bound = int((main.attrs or {}).get(BOUND, 0))
+    numbers = {v: i for i, v in enumerate(main.params[:bound])}
+    sources = sources_of(main, bound)
+    calls = []
+    for binding in main.body.blocks[0].bindings:
+        value = binding.value
+        if getattr(getattr(value, "op", None), "name", "").startswith("relax.call_tir"):
+            # An array that data take part in has no sources.
+            read = (sorted(numbers[v] for v in sources.get(a) or ()) for a in value.args[1].fields)
+            calls.append((str(value.args[0].name_hint), tuple(n for each in read for n in each)))
+    return calls
 
 
 def _calls(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, list[list[int]]]:

@@ -42,7 +42,6 @@ from typing import Any, Literal
 
 from jaxeff.core import input_batch, one_of, validate
 from jaxeff.search import Candidate, LatencyError
-from jaxeff_export.bundle import NamedTarget, kernel_calls
 from jaxeff_export.compiler import Machine
 from jaxeff_export.latency._measured import compiled
 from jaxeff_export.operators.integer import dot_of
@@ -90,9 +89,7 @@ def modelled_latency(
                 'ask for of="cycles"'
             )
         cycles = {loop.name: loop.total for loop in bundle.model()}
-        compiled_for = NamedTarget.of_manifest(bundle.manifest)
-        calls = kernel_calls(bundle.example, compiled_for, candidate.space.names)
-        return sum(cycles.get(call.kernel) or 0.0 for call in calls)
+        return sum(cycles.get(kernel) or 0.0 for kernel, _ in bundle.manifest.calls)
 
     return latency
 

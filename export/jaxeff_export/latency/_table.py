@@ -58,7 +58,7 @@ from jaxeff.pruning.dependencies import Axis, dimensions
 from jaxeff.search import FLOAT, Candidate, LatencyError, Policy, SearchSpace, Site
 from jaxeff.store import Journal
 from jaxeff_export.boards import Board, BoardError
-from jaxeff_export.bundle import Bundle, NamedTarget, kernel_calls
+from jaxeff_export.bundle import Bundle, kernel_calls
 from jaxeff_export.bundle.files import BundleError
 from jaxeff_export.bundle.running import OperatorTime
 from jaxeff_export.latency._measured import AlternatingTimer, compiled, leaves_of
@@ -467,9 +467,8 @@ class TableLatency:
             if self._turns.uncompressed is None:
                 self._start(compiled(candidate, space.uncompressed, inputs, target, database))
             bundle = compiled(candidate, policy, inputs, target, database)
-            compiled_for = NamedTarget.of_manifest(bundle.manifest)
             leaves = leaves_of(candidate.make(policy).params)
-            calls = kernel_calls(bundle.example, compiled_for, space.names, leaves)
+            calls = kernel_calls(bundle.manifest, bundle.artifact, space.names, leaves)
             # A profile after every turn: shares and total are of the same moments.
             seconds = self._turns.seconds(
                 bundle, lambda: profiles.append(bundle.profile(self._board, **self._times))
@@ -534,7 +533,7 @@ def _split(
     }
     milliseconds = [0.0] * layers
     for call in calls:
-        milliseconds[call.layer] += spent.get(call.kernel, 0.0)
+        milliseconds[call.layers[0]] += spent.get(call.kernel, 0.0)
     total = sum(milliseconds)
     # Profiles run kernels one by one, with overheads of their own: only their ratios count.
     return [seconds * each / total for each in milliseconds]

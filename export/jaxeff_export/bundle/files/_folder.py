@@ -105,6 +105,8 @@ class Manifest:
       kernels: per kernel whose sizes are known before the call the bytes `read` and `written`,
         those of parameters that are `bound`, the `products` it adds up and its `calls`; empty in
         bundles of older versions.
+      calls: the kernels in the order they are called, each with the parameters of the artifact
+        that it reads, laid out anew or not, as indices.
       batches: batches of the pairs of inputs and outputs recorded for the self-check, the example's
         own first, where the batch may vary; empty where it is fixed, and one pair is recorded.
       verdict: what is known of the results beside their values, as it was given to `deploy`.
@@ -126,6 +128,7 @@ class Manifest:
     versions: Mapping[str, str]
     files: Mapping[str, Mapping[str, Any]] = field(repr=False)
     kernels: Mapping[str, Mapping[str, int]] = field(default_factory=dict, repr=False)
+    calls: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), repr=False)
     batches: tuple[int, ...] = ()
     verdict: str = ""
     state: tuple[str, ...] = ()
@@ -167,6 +170,7 @@ class Manifest:
                 "versions": dict(self.versions),
                 "files": {name: dict(facts) for name, facts in self.files.items()},
                 "kernels": {name: dict(work) for name, work in self.kernels.items()},
+                "calls": [{"kernel": kernel, "reads": list(reads)} for kernel, reads in self.calls],
                 **more,
                 # Said twice: an entry of a file that is lost is missed.
                 **({"unpacked": True} if UNPACKED in self.files else {}),
@@ -203,6 +207,7 @@ class Manifest:
         require_form(content["versions"], MappingOf(str), "versions")
         require_form(content.get("kernels", {}), MappingOf(_WORK), "kernels")
         require_form(content["files"], MappingOf(_FILE), "files")
+        require_form(content.get("calls", []), [{"kernel": str, "reads": [COUNT]}], "calls")
         require_form(content.get("batches", []), [COUNT], "batches")
         require_form(content.get("verdict", ""), str, "verdict")
         require_form(content.get("unpacked", False), bool, "unpacked")
@@ -233,6 +238,7 @@ class Manifest:
             versions=content["versions"],
             files=content["files"],
             kernels=content.get("kernels", {}),
+            calls=tuple((c["kernel"], tuple(c["reads"])) for c in content.get("calls", ())),
             batches=tuple(content.get("batches", ())),
             verdict=content.get("verdict", ""),
             state=tuple(content.get("state", ())),
@@ -283,6 +289,7 @@ class Manifest:
             "outputs": artifact.outputs == self.outputs,
             "structure": artifact.structure == self.structure,
             "rounds_inputs": artifact.rounds_inputs == self.rounds_inputs,
+            "calls": all(index < bound for _, reads in self.calls for index in reads),
             "parameters": all(spec in taken for spec in self.parameters),
         }
         if differing := [name for name, agrees in same.items() if not agrees]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Container, Sequence, Set
+from collections.abc import Container, Iterable, Sequence, Set
 
 import tvm
 import tvm_ffi
@@ -29,6 +29,7 @@ PACKS = "jaxeff.packs"  # attribute of a kernel that lays weights out: it is wor
 OUTSIDE = "jaxeff.outside"
 """Attribute of a kernel that calls C of a library, which no host has: the functions, as JSON."""
 BOUND = "jaxeff.bound"  # attribute of ``main``: how many of its first arguments are bound
+CallsOfKernels = tuple[tuple[str, tuple[int, ...]], ...]  # and what each reads
 GROWTH = 2  # how many times the bytes it is computed from a derived array may take
 
 
@@ -47,6 +48,27 @@ class LiftedModule:
     main: tvm.IRModule
     derive: tvm.IRModule | None
     operands: tuple[int, ...]
+
+    def parameters_of(
+        self, calls: Iterable[tuple[str, Sequence[int]]], count: int
+    ) -> CallsOfKernels:
+        """Names the parameters that calls of kernels read, whatever was made of them before.
+
+        Args:
+            calls: kernels, and the operands that each reads.
+            count: number of parameters.
+        """
+        theirs: list[Sequence[int]] = [(i,) for i in range(count)]
+        if self.derive is not None:
+            main = self.derive["main"]
+            sources, numbers = sources_of(main, count), {v: i for i, v in enumerate(main.params)}
+            values = {b.var: b.value for b in main.body.blocks[0].bindings}
+            arrays = values.get(main.body.body, main.body.body).fields
+            theirs += [sorted(numbers[v] for v in sources.get(array) or ()) for array in arrays]
+        return tuple(
+            (kernel, tuple(n for place in read for n in theirs[self.operands[place]]))
+            for kernel, read in calls
+        )
 
 
 def lift_parameters(mod: tvm.IRModule, count: int) -> LiftedModule:
