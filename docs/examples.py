@@ -16,7 +16,22 @@ _IMPORT = ("import ", "from ")
 
 
 class ModuleExamples(griffe.Extension):
-    """Ends docstrings with the first example of their module that calls what they describe."""
+    """Ends docstrings with the first example of their module that calls what they describe.
+
+    Faces that load their names when they are asked for have an `__all__` that no reader of text
+    sees: what they offer is shown, too.
+    """
+
+    def on_module_members(self, *, node: Any, mod: griffe.Module, **_: Any) -> None:
+        """Called for each module: a lazy face offers what it imports as `X as X`."""
+        if not mod.exports and isinstance(node, ast.Module):
+            mod.exports = [
+                name.name
+                for each in ast.walk(node)
+                if isinstance(each, ast.ImportFrom) and "._" in (each.module or "")
+                for name in each.names
+                if name.name == name.asname
+            ]
 
     def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
         """Called for each function."""

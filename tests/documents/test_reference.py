@@ -1,15 +1,19 @@
 """What the site is built of. The build itself, warnings as errors, is `.ci/run`'s."""
 
 import ast
+import importlib
 import inspect
+import pkgutil
 import re
 import runpy
 import sys
 
+import griffe
 import pytest
 import yaml
 from documents import ROOT, markdown_files, modules
 
+import jaxeff
 from tests.bad_arguments import faces
 
 DOCS = ROOT / "docs"
@@ -67,6 +71,18 @@ def test_every_function_has_an_example_that_calls_it():
         if not re.search(rf"\b{inspect.unwrap(function).__name__}\(", examples(name, function))
     ]
     assert not without, "show it in its module's docstring, or take it off the face"
+
+
+@pytest.mark.slow
+def test_the_reference_shows_what_each_room_offers():
+    """A face that loads its names when they are asked for has a page of them like any other."""
+    library = griffe.load(
+        "jaxeff", search_paths=[ROOT], extensions=griffe.load_extensions(str(DOCS / "examples.py"))
+    )
+    for room in (module.name for module in pkgutil.iter_modules(jaxeff.__path__)):
+        offered = importlib.import_module(f"jaxeff.{room}").__all__
+        missing = [name for name in offered if not library[room].members[name].is_public]
+        assert not missing, f"no page of the reference shows these names of {room}"
 
 
 @pytest.mark.slow
