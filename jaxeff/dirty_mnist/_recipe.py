@@ -197,7 +197,7 @@ def train_member(
 ) -> Any:
     """Trains one LeNet of the ensemble, and returns its parameters; see `train_vae`."""
     init_key, fit_key = jax.random.split(key)
-    f, params = core.functional(_lenet(init_key))
+    f, params = core.functional(LeNet5(padding="VALID", rngs=nnx.Rngs(init_key)))
     steps = len(source.train_images) // recipe.batch_size
     # Falls to zero at the last update; an epoch has as many as there are full batches.
     rate = optax.cosine_decay_schedule(1e-3, recipe.member_epochs * steps)
@@ -213,10 +213,6 @@ def train_member(
         path,
         progress,
     )
-
-
-def _lenet(key: jax.Array) -> LeNet5:
-    return LeNet5(padding="VALID", rngs=nnx.Rngs(key))
 
 
 def _fit(

@@ -88,7 +88,10 @@ def cpp_header(library: driver.Library) -> str:
         name=n,
         NAME=u,
         codes=codes,
-        remarks=[f"     * {name}: {f.remark}" for f, name in _named(library, results)],
+        remarks=[
+            f"     * {name}: {f.remark}"
+            for f, name in [*((f, f.name) for f in library.passed), *results]
+        ],
         arguments=", ".join(arguments),
         constructor="explicit Model(const void *parameters)" if blob else "Model()",
         initial=" : parameters_(parameters)" if blob else "",
@@ -104,12 +107,6 @@ def cpp_header(library: driver.Library) -> str:
         members=[f"    {line}" for line in members],
         size=max(library.memory.size, 1),
     )
-
-
-def _named(
-    library: driver.Library, results: Sequence[tuple[driver.Field, str]]
-) -> list[tuple[driver.Field, str]]:
-    return [*((f, f.name) for f in library.passed), *results]
 
 
 def _assignments(library: driver.Library) -> list[str]:

@@ -242,7 +242,7 @@ def plan(
         # Scratch is needed for its call alone: arrays of other calls may lie there.
         pieces += [Piece(s.size, step, step) for s in several]
     # With sizes that are multiples of the alignment, all offsets below are as well.
-    pieces = [dataclasses.replace(p, size=_rounded(p.size, alignment)) for p in pieces]
+    pieces = [dataclasses.replace(p, size=-(-p.size // alignment) * alignment) for p in pieces]
     offsets = place(pieces)
     places = dict(zip(arrays, offsets, strict=False))
     rest = iter(offsets[len(arrays) :])
@@ -316,7 +316,3 @@ def _lives(program: KernelProgram, owners: Mapping[int, int]) -> dict[int, Piece
                 first = lives[owner].first if owner in lives else step
                 lives[owner] = Piece(program.sizes[owner], first, step)
     return lives
-
-
-def _rounded(size: int, alignment: int) -> int:
-    return -(-size // alignment) * alignment

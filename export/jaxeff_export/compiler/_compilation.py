@@ -115,15 +115,11 @@ def lower_module(
         # Reshapes become views first: a copy between two kernels would end their chain.
         joined = chained(relax.transform.RewriteDataflowReshape()(mod))
         # Lowered one by one: TVM plans the memory of every call once, whatever functions share it.
-        together = apart if _same_kernels(joined, mod) else _lower()(joined)
+        together = apart if len(joined.functions) == len(mod.functions) else _lower()(joined)
         together[OPERATOR_BY_OPERATOR] = apart["main"].with_attr(
             "global_symbol", OPERATOR_BY_OPERATOR
         )
         return _link(together, where, 0 if once else MOST_CALLS)
-
-
-def _same_kernels(one: tvm.IRModule, other: tvm.IRModule) -> bool:
-    return len(one.functions) == len(other.functions)
 
 
 def _link(mod: tvm.IRModule, where: Target, most: int) -> relax.VMExecutable:

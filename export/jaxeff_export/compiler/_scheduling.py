@@ -68,7 +68,7 @@ class _NotForeseenError(Exception):
 
 def _schedule(sch: Schedule, machine: Machine) -> None:
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    contractions = [b for b in blocks if _is_contraction(sch, b)]
+    contractions = [b for b in blocks if tir.is_contraction(sch.get(b))]
     # The rules tile one contraction, with what follows it as its epilogue.
     if len(contractions) > 1:
         raise _NotForeseenError
@@ -92,10 +92,6 @@ def _schedule_rest(sch: Schedule, blocks: list[SBlockRV], machine: Machine) -> N
 
 def _is_reduction(sch: Schedule, block: SBlockRV) -> bool:
     return any(v.iter_type == tirx.IterVar.CommReduce for v in sch.get(block).iter_vars)
-
-
-def _is_contraction(sch: Schedule, block: SBlockRV) -> bool:
-    return tir.is_contraction(sch.get(block))
 
 
 def _vectorizable(sch: Schedule, block: SBlockRV) -> bool:

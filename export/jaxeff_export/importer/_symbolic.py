@@ -51,7 +51,7 @@ def generalize(at_size: Callable[[int], tvm.IRModule]) -> tvm.IRModule:
         at_size: imports the module with all dynamic dimensions of one size.
     """
     for sizes in _SIZES:
-        samples = [_nodes(at_size(size)) for size in sizes]
+        samples = [json.loads(tvm.ir.save_json(at_size(size))) for size in sizes]
         # TVM stores equal numbers once. A size that meets another number of the module by chance
         # changes the count of nodes; the next sizes then agree.
         if len(samples[0]["nodes"]) == len(samples[1]["nodes"]):
@@ -63,10 +63,6 @@ def generalize(at_size: Callable[[int], tvm.IRModule]) -> tvm.IRModule:
     if not _same(_fixed(samples[0], lines, _SMALL_SIZE), at_size(_SMALL_SIZE)):
         raise Unsupported(f"its code for the size {_SMALL_SIZE} is another than for {sizes[0]}")
     return _symbolic(samples[0], lines)
-
-
-def _nodes(mod: tvm.IRModule) -> Json:
-    return json.loads(tvm.ir.save_json(mod))
 
 
 def _lines(sizes: tuple[int, int], samples: Sequence[Json]) -> dict[int, LinearSize]:

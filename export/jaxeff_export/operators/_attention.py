@@ -197,7 +197,7 @@ class _AttentionKernel:
         while lanes > 1:
             lanes //= 2
             halves = [
-                tirx.Shuffle([x.get()], [_int32(i + start) for i in range(lanes)])
+                tirx.Shuffle([x.get()], [tirx.const(i + start, "int32") for i in range(lanes)])
                 for start in (0, lanes)
             ]
             x = self.code.vector(combine(*halves), lanes, "float32", "half")
@@ -229,7 +229,3 @@ class _AttentionKernel:
 
 def _int64(n: int) -> Expr:
     return tirx.const(n, "int64")
-
-
-def _int32(n: int) -> Expr:
-    return tirx.const(n, "int32")

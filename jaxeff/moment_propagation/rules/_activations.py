@@ -337,7 +337,7 @@ def normal_cdf(x: _values.Random, nodes: int = 16) -> _values.Gaussian:
     spread = lax.rsqrt(1 + x.var)
     a = x.mean * spread
     # asin(v / (1 + v)) through its tangent, whose gradient is finite where v / (1 + v) rounds to 1
-    angle = jnp.arctan2(x.var, _safe_sqrt(1 + 2 * x.var))
+    angle = jnp.arctan2(x.var, jnp.sqrt(jnp.maximum(1 + 2 * x.var, 0)))
     # The substitution rho = sin(t) has removed the singularity 1 / sqrt(1 - rho^2) of the bivariate
     # density, so a fixed rule of few nodes converges.
     roots, masses = np.polynomial.legendre.leggauss(nodes)
@@ -345,10 +345,6 @@ def normal_cdf(x: _values.Random, nodes: int = 16) -> _values.Gaussian:
     weight = jnp.asarray(0.5 * masses, x.dtype).reshape(t.shape)
     density = jnp.exp(-a * a / (1 + jnp.sin(angle * t)))
     return _values.Gaussian(_values.cdf(a), angle / (2 * np.pi) * jnp.sum(weight * density, 0))
-
-
-def _safe_sqrt(x: Array) -> Array:
-    return jnp.sqrt(jnp.maximum(x, 0))
 
 
 @activation("pfp_erf")

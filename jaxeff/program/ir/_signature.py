@@ -289,10 +289,6 @@ def _broadcast(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
     return Signature(OperationFamily.MOVE, (Operand((tuple(along),)), *sizes))
 
 
-def _transpose(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
-    return _move(*map(_same, q["permutation"]))
-
-
 def _squeeze(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
     gone = {a % len(ins[0]) for a in q["dimensions"]}
     return _move(*(_same(a) for a in range(len(ins[0])) if a not in gone))
@@ -759,7 +755,7 @@ ROWS: dict[Any, Row] = {
     p.sort_p: _sort,
     p.squeeze_p: _squeeze,
     p.top_k_p: _top,
-    p.transpose_p: _transpose,
+    p.transpose_p: lambda q, ins, outs: _move(*map(_same, q["permutation"])),
     p.triangular_solve_p: _solve,
     p.tridiagonal_solve_p: _solve,
     split_p: _split,

@@ -351,7 +351,7 @@ class _InPlace:
         pairs = _pairs(program.main)
         states = [argument for argument, _ in pairs]
         results = list(program.results)
-        numbers = _results(program.main)
+        numbers = [int(n) for n in program.main.attrs[STATE]][1::2]
         chains = {n: self._chain(*pair) for n, pair in zip(numbers, pairs, strict=True)}
         # Whatever returns the old content of a state takes it before anything is written.
         for i, result in enumerate(results):
@@ -435,10 +435,6 @@ def _pairs(main: relax.Function) -> list[tuple[relax.Var, relax.Expr]]:
     # From the last argument: binding parameters changes how many come before.
     results = _Program(tvm.IRModule({"main": main})).results
     return [(main.params[a], results[r]) for a, r in zip(numbers[::2], numbers[1::2], strict=True)]
-
-
-def _results(main: relax.Function) -> list[int]:
-    return [int(n) for n in main.attrs[STATE]][1::2]
 
 
 def _window(mod: tvm.IRModule, value: relax.Expr) -> Sequence[int] | None:
