@@ -264,15 +264,7 @@ class Chip(core.Setting):
         }
 
 
-def check_codes(
-    where: str,
-    weights: Any,
-    inputs: Any,
-    rows: int,
-    columns: int,
-    input_top: int = INPUT_TOP,
-    weight_top: int = WEIGHT_TOP,
-) -> None:
+def check_codes(where: str, weights: Any, inputs: Any, rows: int, columns: int) -> None:
     """Checks that codes have the form that a chip takes."""
     for name, codes in (("weights", weights), ("inputs", inputs)):
         if not jnp.issubdtype(jnp.result_type(codes), jnp.integer):
@@ -291,7 +283,7 @@ def check_codes(
             f"{list(np.shape(weights))} don't fit; `analog` cuts a layer into tiles."
         )
     for name, codes, low, high in (
-        ("weights", weights, -weight_top, weight_top), ("inputs", inputs, 0, input_top)
+        ("weights", weights, -WEIGHT_TOP, WEIGHT_TOP), ("inputs", inputs, 0, INPUT_TOP)
     ):  # fmt: skip
         if core.is_concrete(codes) and np.size(codes):
             # NumPy's: inside of a trace JAX would trace the minimum of a constant too.

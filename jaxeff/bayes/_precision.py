@@ -341,8 +341,22 @@ NUMBERS = 1 << 24
 """Entries of Jacobians at once: 64 MiB of float32."""
 
 
+class _Weights(Protocol):
+    """Weights whose Jacobians tell how far outputs spread, to first order."""
+
+    def covariance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
+        """Computes the covariance of each example's outputs."""
+        return self._each(f, params, x, lambda jacobian: curvature.covariance(jacobian, prior))
+
+    def variance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
+        """Computes the variance of each output."""
+        return self._each(f, params, x, lambda jacobian: curvature.variance(jacobian, prior))
+
+    def _each(self, f: Any, params: Any, x: Any, of: Callable[[Any], Array]) -> Array: ...
+
+
 @dataclass(frozen=True)
-class LastWeights:
+class LastWeights(_Weights):
     """The weights of a last dense layer.
 
     Attributes:
@@ -368,16 +382,8 @@ class LastWeights:
         """Computes what the layer reads: `[batch, ..., features]`."""
         return with_constant(inputs_of(f, self.layer.site)(params, x), self.layer)
 
-    def covariance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
-        """Computes the covariance of each example's outputs."""
-        # Outputs are linear in the last layer's weights: its inputs are their Jacobian.
-        return self._each(f, params, x, lambda rows: curvature.covariance(rows, prior))
-
-    def variance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
-        """Computes the variance of each output."""
-        return self._each(f, params, x, lambda rows: curvature.variance(rows, prior))
-
     def _each(self, f: Any, params: Any, x: Any, of: Callable[[Any], Array]) -> Array:
+        # Outputs are linear in the last layer's weights: its inputs are their Jacobian.
         features = self.features(f, params, x)
         spread = of(features.reshape(-1, features.shape[-1]))
         return spread.reshape(*features.shape[:-1], *spread.shape[1:])
@@ -436,7 +442,7 @@ class WeightBlock:
 
 
 @dataclass(frozen=True)
-class SiteWeights:
+class SiteWeights(_Weights):
     """The weights of any sites, in blocks."""
 
     blocks: tuple[WeightBlock, ...]
@@ -467,14 +473,6 @@ class SiteWeights:
 
         jacobian: tuple[Array, ...] = jax.jacrev(outputs)(self.pack(params))
         return jacobian
-
-    def covariance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
-        """Computes the covariance of each example's outputs, to first order in the weights."""
-        return self._each(f, params, x, lambda jacobian: curvature.covariance(jacobian, prior))
-
-    def variance(self, f: Any, params: Any, x: Any, curvature: Curvature, prior: Any) -> Array:
-        """Computes the variance of each output, to first order in the weights."""
-        return self._each(f, params, x, lambda jacobian: curvature.variance(jacobian, prior))
 
     def _each(self, f: Any, params: Any, x: Any, of: Callable[[Any], Array]) -> Array:
         def one(example: Any) -> Array:

@@ -64,11 +64,7 @@ class LearnedBasis(numerics.BaseQuantizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.basis is not None and np.shape(self.basis)[-1:] != (self.bits,):
-            raise ValueError(
-                f"LearnedBasis.basis has shape {np.shape(self.basis)}; its last axis must have one "
-                f"entry for each of the {self.bits} bits."
-            )
+        self.require_entries(self.bits, "basis")
 
     def quantize(
         self, x: Float[Array, "*shape"], tensor: numerics.Tensor
@@ -372,13 +368,7 @@ class BinaryBases(numerics.BaseQuantizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("shifts", "scales"):
-            value = getattr(self, name)
-            if value is not None and np.shape(value)[-1:] != (self.bases,):
-                raise ValueError(
-                    f"BinaryBases.{name} has shape {np.shape(value)}; its last axis must have one "
-                    f"entry for each of the {self.bases} bases."
-                )
+        self.require_entries(self.bases, "shifts", "scales")
 
     def quantize(
         self, x: Float[Array, "*shape"], tensor: numerics.Tensor

@@ -40,23 +40,21 @@ class Table:
         title: str,
         rows: Sequence[Mapping[str, Any]],
         columns: Sequence[str] = (),
-        beside: str = "source_",
     ) -> Table:
         """Makes a table of records.
 
         Args:
             title: Line above the table.
             rows: Records; a missing entry is an empty cell.
-            columns: Keys to show; all of them if empty.
-            beside: Start of the keys of reference values, such as a paper's: each stands beside
-                the chosen column that it belongs to.
+            columns: Keys to show; all of them if empty. A key with `source_` before it, a paper's
+                value, stands beside the chosen one that it belongs to.
         """
         known = list(dict.fromkeys(key for row in rows for key in row))
         keys: list[str] = []
         for column in columns or known:
             keys.append(column)
-            if columns and f"{beside}{column}" in known:
-                keys.append(f"{beside}{column}")
+            if columns and f"source_{column}" in known:
+                keys.append(f"source_{column}")
         keys = list(dict.fromkeys(keys))
         # The first column names the record; all others are mostly numbers.
         heads = [key.replace("_", " ") + (">" if i else "") for i, key in enumerate(keys)]

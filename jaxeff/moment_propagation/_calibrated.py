@@ -44,9 +44,9 @@ SHARED = "shared "
 """Begins the names of factors that were measured beside the pass with what positions share."""
 
 
-def result_name(expected_slopes: bool, number: int | str = "") -> str:
-    """Returns the name of the factors of a whole result, by its place among the results."""
-    return f"{'result' if expected_slopes else 'linear result'} {number}"
+def result_name(expected_slopes: bool) -> str:
+    """Returns how the names of factors of whole results begin; their places follow."""
+    return "result " if expected_slopes else "linear result "
 
 
 # A pointwise function of one array gets its moments right from its input's.

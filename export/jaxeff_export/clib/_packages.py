@@ -27,7 +27,7 @@ a library's own facts stand in already; PlatformIO leaves keys alone that it doe
 import dataclasses
 import io
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 from xml.sax.saxutils import escape
 

@@ -46,7 +46,7 @@ def is_affine(layer: Layer, channels: int = -1) -> bool:
     return layer.outputs[0].aval.shape == aval.shape and _is_affine_by_channel(layer, channels)
 
 
-def is_batch_norm(layer: Layer, channels: int = -1) -> bool:
+def is_batch_norm(layer: Layer, channels: int) -> bool:
     """Tells whether a layer is a batch norm in training, affine in inference.
 
     Layer, group and RMS norms and a softmax have other numbers for each example. A batch norm's
@@ -67,7 +67,7 @@ def _is_smaller(node: Any, shape: tuple[int, ...]) -> bool:
     return takes and any(v.aval.shape != shape for v in node.outputs)
 
 
-def affine_of(layer: Layer, values: Sequence[Any], channels: int = -1) -> tuple[Array, Array]:
+def affine_of(layer: Layer, values: Sequence[Any], channels: int) -> tuple[Array, Array]:
     """Computes gain and offset of each channel; of the data only the shape counts."""
     (i,) = layer.data
     aval = layer.inputs[i].aval
@@ -154,7 +154,7 @@ def is_move(layer: Layer) -> bool:
     return layer.kind == "shape" and names <= {"reshape", "transpose", "squeeze", "expand_dims"}
 
 
-def pool_of(layer: Layer, order: Sequence[int] = range(4)) -> tuple[int, int] | None:
+def pool_of(layer: Layer, order: Sequence[int]) -> tuple[int, int] | None:
     """Returns the window of a max pooling without overlap; None of any other layer.
 
     Args:

@@ -225,6 +225,16 @@ class BaseQuantizer(core.Setting):
         """Repeats numbers that differ along the axis summed over for every entry of an array."""
         return []
 
+    def require_entries(self, count: int, *names: str) -> None:
+        """Checks that arrays of numbers, where there are any, have `count` along the last axis."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and jnp.shape(value)[-1:] != (count,):
+                raise ValueError(
+                    f"{type(self).__name__}.{name} has shape {jnp.shape(value)}; its last axis "
+                    f"must have {count} entries."
+                )
+
     def with_numbers(self, numbers: Sequence[Array]) -> Quantizer:
         """Returns the method for some entries of an array, with their numbers of `by_entry`."""
         return self

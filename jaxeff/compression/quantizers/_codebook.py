@@ -112,12 +112,7 @@ class Codebook(numerics.BaseQuantizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shape = jnp.shape(self.values) if self.values is not None else (2**self.bits,)
-        if shape[-1:] != (2**self.bits,):
-            raise ValueError(
-                f"Codebook.values has shape {shape}; its last axis must have the {2**self.bits} "
-                f"values of {self.bits} bit(s)."
-            )
+        self.require_entries(2**self.bits, "values")
 
     def quantize(
         self, x: Float[Array, "*shape"], tensor: numerics.Tensor

@@ -319,7 +319,7 @@ def _wave(x: _values.Gaussian, value: Array, slope: Array) -> _values.Gaussian:
     )
 
 
-def normal_cdf(x: _values.Random, nodes: int = 16) -> _values.Gaussian:
+def normal_cdf(x: _values.Random) -> _values.Gaussian:
     """Computes the moments of the standard normal CDF Phi(x).
 
     With a = m / sqrt(1 + v) the mean is Phi(a). The variance is the bivariate normal probability
@@ -328,10 +328,6 @@ def normal_cdf(x: _values.Random, nodes: int = 16) -> _values.Gaussian:
         Var = 1/(2 pi) int_0^asin(v / (1 + v)) exp(-a^2 / (1 + sin t)) dt,
 
     whose integrand is positive, so a small variance keeps its digits.
-
-    Args:
-        x: Random input.
-        nodes: Gauss-Legendre nodes for the integral.
     """
     x = _values.to_variance(x)
     spread = lax.rsqrt(1 + x.var)
@@ -340,7 +336,7 @@ def normal_cdf(x: _values.Random, nodes: int = 16) -> _values.Gaussian:
     angle = jnp.arctan2(x.var, jnp.sqrt(jnp.maximum(1 + 2 * x.var, 0)))
     # The substitution rho = sin(t) has removed the singularity 1 / sqrt(1 - rho^2) of the bivariate
     # density, so a fixed rule of few nodes converges.
-    roots, masses = np.polynomial.legendre.leggauss(nodes)
+    roots, masses = np.polynomial.legendre.leggauss(16)
     t = jnp.asarray(0.5 * (roots + 1), x.dtype).reshape((-1,) + (1,) * x.ndim)
     weight = jnp.asarray(0.5 * masses, x.dtype).reshape(t.shape)
     density = jnp.exp(-a * a / (1 + jnp.sin(angle * t)))

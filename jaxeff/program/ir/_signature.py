@@ -216,9 +216,9 @@ def _several(shape: Shape, axes: Sequence[int]) -> Shape:
     return tuple(a for a in axes if shape[a] != 1)
 
 
-def _spread_over(outs: Sequence[Shape], combined: Shape = ()) -> Operand:
+def _spread_over(outs: Sequence[Shape]) -> Operand:
     """Returns what becomes of a scalar that all entries are made of."""
-    return Operand(tuple((_BROADCAST,) * len(out) for out in outs), combined)
+    return Operand(tuple((_BROADCAST,) * len(out) for out in outs))
 
 
 def _any_of(shape: Shape, outs: Sequence[Shape]) -> Operand:

@@ -200,11 +200,7 @@ def example_sources(library: Library) -> list[str]:
 
 
 def example_command(
-    library: Library,
-    tools: targets.CToolchain,
-    machine: str,
-    program: str,
-    more: Sequence[str] = (),
+    library: Library, tools: targets.CToolchain, machine: str, program: str
 ) -> list[str]:
     """Makes the command that builds the example, in the library's folder.
 
@@ -213,12 +209,11 @@ def example_command(
         tools: tools of the target.
         machine: the target's architecture.
         program: the program.
-        more: flags.
     """
     # Static: under an emulator no libraries of the other processor have to be found.
     placed = start_flags(machine) if tools.board else ("-static",)
     shared = ("-pthread",) if library.threads > 1 else ()
-    flags = ("-std=c11", "-O2", *tools.flags, *shared, *more)
+    flags = ("-std=c11", "-O2", *tools.flags, *shared)
     archives = [f"lib{library.name}.a"] if library.kernel_source is None else []
     files = (*example_sources(library), *archives)
     return [tools.compiler, *flags, *files, *placed, "-lm", "-o", program]
