@@ -77,7 +77,8 @@ class Settings:
     test_images: Count  # test images
     batch_size: Count = 128  # images per update
     learning_rate: float = 1e-3  # of Adam, decayed by a cosine
-    # parts of sweeps' names, such as mlp-mnist, to run only these
+    # parts of sweeps' names, such as mlp-mnist, to run only these; a walk of additive noise brings
+    # the row of the table that it guides
     only: Annotated[tuple[str, ...], SELECTS] = ()
     epochs: Annotated[int, Least(0)] = 0  # passes of every training; 0 for each sweep's own
     seeds: Annotated[int, Least(0)] = 0  # trainings per level; 0 for each sweep's own
@@ -93,7 +94,8 @@ class Settings:
             return not self.only or any(part in name for part in self.only)
 
         sweeps = [s for s in self.sweeps if wanted(s.name)]
-        tables = [r for r in self.repetitions if wanted(str(r.case))]
+        guides = {s.case for s in sweeps if (s.kind, s.where) == ("add", "layers")}
+        tables = [r for r in self.repetitions if wanted(str(r.case)) or r.case in guides]
         if not sweeps and not tables:
             names = ", ".join(s.name for s in self.sweeps)
             raise Refused(f"no sweep of a name with {' or '.join(self.only)}: there are {names}")

@@ -156,3 +156,11 @@ def test_all_that_is_trained_can_be_shortened():
 def test_a_sweep_that_does_not_exist_is_named():
     with pytest.raises(Refused, match="mlp-digits-bn-add-global"):
         replace(recipe.SIZES["fast"], only=("vgg",)).chosen()
+
+
+def test_a_walk_brings_the_row_that_it_guides():
+    """Without its walk a row is not guided as the source's is; other sweeps of it aren't needed."""
+    settings = replace(SIZES["default"], only=("mlp-mnist-add-layers",))
+    sweeps, rows = settings.chosen()
+    assert [sweep.name for sweep in sweeps] == ["mlp-mnist-add-layers"]
+    assert [str(row.case) for row in rows] == ["mlp-mnist"]
