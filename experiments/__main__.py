@@ -43,6 +43,7 @@ MODULES = (
     "beyond.pretrained",
     "beyond.random_layers",
     "beyond.replicates",
+    "beyond.residual_streams",
     "beyond.sensitivity",
     "beyond.tokens",
     "beyond.transforms",

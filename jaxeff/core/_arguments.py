@@ -77,7 +77,8 @@ def check_params(where: str, params: Any) -> None:
             f"{where} is a {type(params).__name__}: pass its posterior, result.posterior, or "
             "the parameters themselves"
         )
-    if hasattr(params, "to_gaussians"):
+    # A calibrated posterior is a pytree of Gaussians that moments take as it is.
+    if hasattr(params, "to_gaussians") and not hasattr(params, "factors"):
         raise TypeError(
             f"{where} is a posterior ({type(params).__name__}), not a pytree of arrays: "
             "give jaxeff.bayes.to_gaussians(posterior), or call jaxeff.bayes.predict"

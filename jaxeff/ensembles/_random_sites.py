@@ -86,7 +86,10 @@ def sampled(
     core.check_function("sampled: f", f)
     core.check_count("sampled: count", count)
     # Only which of them are random is asked here, so what they have in common doesn't matter.
-    leaves = jax.tree.leaves(to_gaussians(posterior, diagonal=True), is_leaf=is_gaussian)
+    gaussians = to_gaussians(posterior, diagonal=True)
+    # Of a calibrated one: factors are of variances by moments, and no parameters.
+    gaussians = getattr(gaussians, "posterior", gaussians)
+    leaves = jax.tree.leaves(gaussians, is_leaf=is_gaussian)
     random = [is_gaussian(leaf) for leaf in leaves]
     draws, structure = jax.tree.flatten(sample(key, posterior, count))
     # A fixed parameter is the same in all draws: shared, so what it feeds runs once.

@@ -166,6 +166,7 @@ def drawn(
     part: SampledProgram,
     groups: Groups,
     progress: bool | None,
+    posterior: Any = None,
 ) -> Drawn:
     """Samples the variances of values.
 
@@ -175,6 +176,7 @@ def drawn(
         part: The one that reads a group.
         groups: The groups.
         progress: Whether to show a bar of draws.
+        posterior: What has draws of its own in the place of the first values.
     """
     inputs = groups.axes(complete.program.inputs, part.program.inputs) or [None] * len(
         complete.values
@@ -186,7 +188,11 @@ def drawn(
     # Compiled by hand: a call with numbers of the machine's and one with those of JAX would be two
     # programs, as big as the network each.
     bounds = np.int32(0), np.int32(1)
-    add = jax.jit(sampling.add).lower(zeros, start, keys[0], *bounds).compile()
+    compiled = jax.jit(sampling.add).lower(zeros, start, keys[0], *bounds, posterior).compile()
+
+    def add(*args: Any) -> DrawSums:
+        return compiled(*args, posterior)
+
     results = [i for i, v in enumerate(part.wanted) if v in part.program.outputs]
     by_group: list[tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]] = []
     chunks, chunk = keys.shape[1:]
@@ -264,8 +270,14 @@ _EVALUATIONS, _FEWEST_DRAWS, _MOST_DRAWS = 6400, 25, 200
 _FEWEST_JUDGED = 8
 
 
+def _posterior(where: str, value: Any) -> None:
+    # What draws by itself is computed when it is asked; its numbers are its own matter.
+    if not hasattr(value, "draws"):
+        core.input_batch(where, value)
+
+
 @core.validate(
-    posterior=core.input_batch,
+    posterior=_posterior,
     args=core.input_batch,
     samples=lambda where, n: None if n is None else core.check_count(where, n, 2),
     rules=core.instance_of(Mapping),
@@ -290,7 +302,10 @@ def calibrate_moments(
     Args:
         key: A PRNG key.
         f: A pure function `f(params, *args)`.
-        posterior: A pytree in the place of `params`; its `Gaussian` leaves are random.
+        posterior: A pytree in the place of `params`; its `Gaussian` leaves are random. Or any
+            posterior of `jaxeff.bayes`, such as a Laplace approximation or a sampler's draws:
+            factors are then those between `moments(f)` of its Gaussians and draws of its own, so
+            that they hold what its correlations do to the results.
         *args: Further arguments: a batch of inputs like those to come, 64 to 256 of them; they may
             hold `Gaussian` leaves too.
         samples: Number of draws for each input. By default 6,400 evaluations of one input are
@@ -313,7 +328,7 @@ def calibrate_moments(
         **kwargs: Further arguments.
 
     Returns:
-        The posterior with its factors, for `moments(f)`, `deploy` and files.
+        The posterior, as Gaussians, with its factors, for `moments(f)`, `deploy` and files.
 
     Raises:
         ValueError: Fewer than 2 samples, an unknown method or form, nothing in the arguments is
@@ -321,8 +336,11 @@ def calibrate_moments(
         MomentsError: As `moments`.
     """
     check_method("calibrate_moments", method)
+    source = None
     if isinstance(posterior, calibrated.Calibrated):
         posterior = posterior.posterior
+    elif hasattr(posterior, "draws"):
+        source, posterior = posterior, posterior.to_gaussians()
     _check(form, (posterior, *args, *kwargs.values()))
     propagation = Propagation(rules or {}, "variance", lambda one: None)
     of_results = correlations or method == "linear"
@@ -350,7 +368,7 @@ def calibrate_moments(
     judged = members if keys[0].size >= _FEWEST_JUDGED else np.zeros_like(members)
     rows, scale = np.ones(len(members), np.float32), np.float32(1)
     finish = jax.jit(measure).lower(like, rows, scale, values, *inputs).compile()
-    sampled = drawn(keys, complete, part, groups, progress)
+    sampled = drawn(keys, complete, part, groups, progress, source)
     chosen = calibrated.choose(
         "static" if of_results else form,
         judged,

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff.moment_propagation import _values
 from jaxeff.program import Layer
@@ -78,6 +78,20 @@ class Calibrated:
     factors: Mapping[str, Array]
     errors: tuple[tuple[str, float], ...] = field(default=(), metadata={"static": True})
     unseen: tuple[float, float] | None = field(default=None, metadata={"static": True})
+
+    def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Callable[[Any], Any]]:
+        """Prepares draws of the Gaussians, as `jaxeff.bayes.Posterior.draws`."""
+        leaves, structure = jax.tree.flatten(self.posterior, is_leaf=_values.is_gaussian)
+
+        def at(key: PRNGKeyArray) -> Any:
+            return jax.tree.unflatten(structure, _values.sample_all(key, leaves))
+
+        return jax.random.split(key, n), at
+
+    def to_gaussians(self, *, diagonal: bool = False) -> Calibrated:
+        """Returns itself: `moments(f)` takes it as it is, and factors stay."""
+        del diagonal
+        return self
 
     def __repr__(self) -> str:
         """Returns the number of sites, their names, and what error is left."""

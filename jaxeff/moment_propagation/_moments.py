@@ -372,7 +372,13 @@ class Sampling:
         return DrawSums(centre, first, second)
 
     def add(
-        self, sums: DrawSums, values: Sequence[Any], keys: Any, start: Any, stop: Any
+        self,
+        sums: DrawSums,
+        values: Sequence[Any],
+        keys: Any,
+        start: Any,
+        stop: Any,
+        posterior: Any = None,
     ) -> DrawSums:
         """Adds draws to sums.
 
@@ -382,10 +388,24 @@ class Sampling:
             keys: Keys of all draws, `[chunks, chunk]`.
             start: Number of the first chunk to add, which may be traced.
             stop: Number after that of the last one.
+            posterior: A posterior with draws of its own in the place of the first values.
         """
 
+        def inputs(key: PRNGKeyArray) -> list[Any]:
+            sampled = _values.sample_all(key, values)
+            if posterior is None:
+                return sampled
+            entries, at = posterior.draws(jax.random.fold_in(key, 1), 1)
+            leaves = jax.tree.leaves(at(jax.tree.map(lambda a: a[0], entries)))
+            # Without variance it stays at its mean, as other values do.
+            drawn = [
+                jnp.where(v.var > 0, d, v.mean) if _values.is_gaussian(v) else v
+                for d, v in zip(leaves, values, strict=False)
+            ]
+            return drawn + sampled[len(drawn) :]
+
         def draw(key: PRNGKeyArray) -> list[Array]:
-            drawn = _everything(self.program, _values.sample_all(key, values))
+            drawn = _everything(self.program, inputs(key))
             pairs = zip((drawn[v] for v in self.wanted), sums.centre, strict=True)
             # What is minus infinity in every draw doesn't vary.
             return [jnp.where(y == c, 0, y - c) for y, c in pairs]

@@ -103,6 +103,7 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("*", "verdict", "unknown"): "any text",
     ("jaxeff.report", "title", "unknown"): "any text",
     ("jaxeff.report", "outside", "complex"): "a network may compute with complex numbers",
+    ("jaxeff.bayes.svi", "calibrate", "complex"): "a network may compute with complex numbers",
     ("jaxeff.hardening.scale_levels", "spec", "*"): "any pytree",
     ("*", "rules", "numbers as names"): "rules are those of primitives, no names",
     ("jaxeff.functional", "model", "a model"): "it is one",

@@ -216,7 +216,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.ensembles.choose_random": {"infer": inferred, "times": 20.0, "outside": X},
     "jaxeff.bayes.swag": {"start": 2, "every": 2, "rank": 3},
     "jaxeff.bayes.swag_posterior": {"opt_state": swag(ADAM, start=0, every=1).init(PARAMS)},
-    "jaxeff.bayes.svi": {"batch_size": 2},
+    "jaxeff.bayes.svi": {"batch_size": 2, "calibrate": X},
     "jaxeff.bayes.mcmc": {"kernel": NUTS()},
     "jaxeff.bayes.mixing": {"values": jnp.ones((2, 4))},
     "jaxeff.bayes.parameter_mixing": {"posterior": DRAWS},

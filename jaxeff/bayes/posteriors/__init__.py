@@ -34,6 +34,7 @@ from jaxeff.bayes.posteriors._posterior import (
     predict,
     sample,
     to_gaussians,
+    without_factors,
 )
 
 __all__ = [
@@ -68,4 +69,5 @@ __all__ = [
     "sample",
     "to_gaussians",
     "with_random",
+    "without_factors",
 ]

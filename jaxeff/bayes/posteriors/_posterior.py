@@ -67,7 +67,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxeff import core
 from jaxeff.bayes.posteriors import _model as model
-from jaxeff.moment_propagation import Gaussian, is_gaussian
+from jaxeff.moment_propagation import Calibrated, Gaussian, is_gaussian
 
 
 @runtime_checkable
@@ -190,12 +190,18 @@ def to_gaussians(posterior: Any, *, diagonal: bool = False) -> Any:
 
     Returns:
         A pytree with the structure of the parameters, leaves `Gaussian` or, if a parameter is not
-        random, a plain array. A pytree of `Gaussian` comes back as it is; others lose their
-        correlations.
+        random, a plain array. A pytree of `Gaussian` comes back as it is, and so does one with
+        factors (`jaxeff.calibrate_moments`); others lose their correlations.
     """
     if isinstance(posterior, Posterior):
         return posterior.to_gaussians(diagonal=diagonal)
     return _checked(posterior)
+
+
+def without_factors(posterior: Any) -> Any:
+    """Returns the Gaussians of a posterior as a pytree like the parameters."""
+    gaussians = to_gaussians(posterior)
+    return gaussians.posterior if isinstance(gaussians, Calibrated) else gaussians
 
 
 def prepare_draws(key: PRNGKeyArray, posterior: Any, n: int) -> tuple[Any, Callable[[Any], Any]]:
@@ -287,10 +293,12 @@ def check_posterior(posterior: Any, params: Any) -> None:
 
 def is_posterior(tree: Any) -> bool:
     """Returns whether a tree is a posterior rather than a pytree of plain arrays."""
+    if isinstance(tree, Posterior):
+        return True
     if hasattr(tree, "posterior"):  # a result, not its posterior
         return False
     leaves = jax.tree.leaves(tree, is_leaf=is_gaussian)
-    return isinstance(tree, Posterior) or any(is_gaussian(leaf) for leaf in leaves)
+    return any(is_gaussian(leaf) for leaf in leaves)
 
 
 def _checked(posterior: Any) -> Any:
@@ -343,7 +351,7 @@ class MixturePosterior:
     def gaussians(self) -> Any:
         """Stacks every member's Gaussians into one pytree, with a first axis of members."""
         each = [
-            member.to_gaussians() if isinstance(member, Posterior) else member
+            without_factors(member) if isinstance(member, Posterior) else member
             for member in self.members
         ]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)

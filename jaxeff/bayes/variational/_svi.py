@@ -52,8 +52,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxeff import core
 from jaxeff.bayes import posteriors
 from jaxeff.bayes.posteriors import prior_scales
-from jaxeff.bayes.variational._guides import CorrelatedPosterior, Guide, resolve_guide
-from jaxeff.moment_propagation import is_gaussian
+from jaxeff.bayes.variational._guides import (
+    CorrelatedPosterior,
+    Guide,
+    MeanField,
+    resolve_guide,
+)
+from jaxeff.moment_propagation import calibrate_moments, is_gaussian
 from jaxeff.store import run_identity
 from jaxeff.training import RunOptions, TrainState, describe_training, init, make_epoch, run_epochs
 
@@ -61,7 +66,8 @@ Loss = Callable[[Any, Any], Float[Array, ""]]
 """From outputs with a leading axis of draws and targets to a loss per example, in nats."""
 
 START = 2**32 - 1
-"""Folded into a run's key to start the guide; the epochs have the numbers below."""
+"""Folded into a run's key to start the guide; the one below it draws for `calibrate`, and the
+epochs have the numbers below."""
 
 
 @core.shown_as_table
@@ -70,7 +76,8 @@ class SVIResult(NamedTuple):
 
     Attributes:
         posterior: A posterior (see `jaxeff.bayes.posteriors`): of the mean-field guide a pytree of
-            `jaxeff.Gaussian` with the structure of the parameters, else a `CorrelatedPosterior`.
+            `jaxeff.Gaussian` with the structure of the parameters, with `svi(..., calibrate=x)` one
+            with factors (`jaxeff.moment_propagation.Calibrated`), else a `CorrelatedPosterior`.
         history: Per epoch one record: ``epoch``, ``loss`` (the objective per example), ``nll`` (its
             first term), ``kl`` (whole network, unweighted) and ``kl_weight``, all means over the
             epoch and in nats, and what ``eval_fn`` returned.
@@ -87,7 +94,7 @@ class SVIResult(NamedTuple):
         return np.array([record["loss"] for record in self.history])
 
     def _table(self) -> core.Table:
-        gaussians = posteriors.named_leaves(posteriors.to_gaussians(self.posterior), is_gaussian)
+        gaussians = posteriors.named_leaves(posteriors.without_factors(self.posterior), is_gaussian)
         random = {path: leaf.shape for path, leaf in gaussians.items() if is_gaussian(leaf)}
         epochs = f"{len(self.history)} epochs"
         if self.history:
@@ -126,7 +133,7 @@ def start_from(
         ValueError: The scale isn't positive, or the prior doesn't fit the parameters.
     """
     core.check_number("init_scale", init_scale, above=0)
-    centre = posteriors.to_gaussians(params) if posteriors.is_posterior(params) else params
+    centre = posteriors.without_factors(params) if posteriors.is_posterior(params) else params
     core.check_params("params", centre)
     means = jax.tree.map(
         lambda leaf: leaf.mean if is_gaussian(leaf) else leaf, centre, is_leaf=is_gaussian
@@ -360,6 +367,7 @@ def warn_if_collapsed(record: Mapping[str, Any], guess: float | None, size: int)
     init_scale=core.positive,
     particles=core.static_integer(),
     eval_fn=core.function_of_form("eval_fn(posterior)"),
+    calibrate=lambda where, x: None if x is None else core.input_batch(where, x),
 )
 @core.forwards(run_epochs, RunOptions)
 def svi(
@@ -379,6 +387,7 @@ def svi(
     particles: int = 1,
     eval_fn: Callable[[Any], Mapping[str, Any]] | None = None,
     settings: Mapping[str, Any] | None = None,
+    calibrate: Any = None,
     **run: Unpack[RunOptions],
 ) -> SVIResult:
     """Fits a variational posterior over the parameters of ``f``.
@@ -410,6 +419,11 @@ def svi(
         eval_fn: ``eval_fn(posterior) -> metrics``, added to an epoch's record.
         settings: Further facts that define the run, as JSON; a checkpoint with other settings is
             refused.
+        calibrate: A batch of inputs like those to come, one array or a tuple of arguments, such as
+            the first 256 of the data: what the variances of `jaxeff.moments(f)` have to be
+            multiplied by is then measured on them (`jaxeff.calibrate_moments`), for 6,400 runs of
+            ``f`` on one input, and the posterior is returned with these factors. For the
+            mean-field guide; others keep their correlations in draws, and are calibrated after.
         **run: `eval_every`, `checkpoint`, `checkpoint_every`, `resume` and `progress`, as for
             `jaxeff.training.fit`; a checkpoint of another start, function, likelihood or optimizer,
             or of other data or numbers, is refused.
@@ -441,6 +455,13 @@ def svi(
     posteriors.check_data(params, data)
     if len(jax.tree.leaves(data)[0]) >= batch_size > 0:  # otherwise `run_epochs` says what is wrong
         posteriors.check_likelihood(f, params, data, likelihood, batch_size)
+    guide = resolve_guide(guide)
+    if calibrate is not None and not isinstance(guide, MeanField):
+        raise ValueError(
+            f"svi: calibrate needs the mean-field guide, not {guide!r}, whose draws have "
+            "correlations that a Gaussian per parameter hasn't; take jaxeff.calibrate_moments(key, "
+            "f, result.posterior, x) for moments, and result.posterior for draws"
+        )
     size = sum(std.size for std in stds.values())
     guess = guess_nll(likelihood, data[-1])
 
@@ -449,7 +470,7 @@ def svi(
         if epoch + 1 in (epochs // 2, epochs):
             warn_if_collapsed(record, guess, size)
 
-    return train(
+    result = train(
         key,
         f,
         params,
@@ -457,7 +478,7 @@ def svi(
         data,
         mean_nll(likelihood),
         likelihood=likelihood,
-        guide=resolve_guide(guide),
+        guide=guide,
         scales=scales,
         epochs=epochs,
         batch_size=batch_size,
@@ -469,6 +490,13 @@ def svi(
         settings=settings,
         **run,
     )
+    if calibrate is None:
+        return result
+    posterior = calibrate_moments(
+        jax.random.fold_in(key, START - 1), f, result.posterior, *core.as_arguments(calibrate),
+        progress=run.get("progress"),
+    )  # fmt: skip
+    return result._replace(posterior=posterior)
 
 
 def mean_nll(likelihood: posteriors.Likelihood) -> Loss:
