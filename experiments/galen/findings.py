@@ -42,7 +42,8 @@ DIFFERENCES = (
     "table has one time per number for that, and doesn't know of sums of floats and codes",
     "all seeds of a search share one trained network",
     "with `--latency modelled` shares are of cycles of a static model of the kernels' main loops "
-    "on `processor`, which bounds times from below; `here` is the share of this machine's time, "
+    "on `processor`, which bounds times from below: the table is filled by it, the best candidate "
+    "modelled as a whole; `here` is the share of this machine's time, "
     "which the search wasn't told",
 )
 NEAR = 0.05

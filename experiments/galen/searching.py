@@ -1,9 +1,7 @@
 """One search, what became of its result, and what all of them share."""
 
 import functools
-import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,19 +37,6 @@ LIKELY = 200
 """Policies at random that tables are filled for at first."""
 TIMES = 5, 11
 """Calls per measurement, and measurements."""
-
-
-def _remembered(latency: Callable[[Candidate], float]) -> Callable[[Candidate], float]:
-    """Asks once for each policy: a model is compiled for its number, which is always the same."""
-    known: dict[str, float] = {}
-
-    def look_up(candidate: Candidate) -> float:
-        policy = json.dumps(candidate.policy.plain())
-        if policy not in known:
-            known[policy] = latency(candidate)
-        return known[policy]
-
-    return look_up
 
 
 class Workshop:
@@ -93,14 +78,15 @@ class Workshop:
         """What searches are told; kernels of this network on this machine are those of all runs."""
         if self.settings.latency == "operations":
             return bit_operations
-        if self.settings.latency == "modelled":
-            return _remembered(
-                modelled_latency(self.model.calibration(1), target=self.settings.processor)
-            )
+        x, nodes = self.model.calibration(1), self.settings.nodes
         folder = self.run.shared("kernel_tables") / self.settings.subject.name
-        table = table_latency(
-            self.model.calibration(1), target=self.target, folder=folder, nodes=self.settings.nodes
-        )
+        table: Any
+        if self.settings.latency == "modelled":
+            processor = self.settings.processor
+            folder = folder.with_name(f"{folder.name}-{processor}")
+            table = modelled_latency(x, target=processor, nodes=nodes, folder=folder)
+        else:
+            table = table_latency(x, target=self.target, folder=folder, nodes=nodes)
         space, key = self.candidates.space, self._key(7)
         for name in AGENTS:
             actions = actions_of(self.settings, name)
@@ -113,9 +99,12 @@ class Workshop:
         return table
 
     @functools.cached_property
-    def measured(self) -> Any:
-        """Compiled and timed."""
-        return measured_latency(self.model.calibration(1), target=self.target)
+    def compiled(self) -> Any:
+        """A whole candidate compiled, and timed or modelled."""
+        x = self.model.calibration(1)
+        if self.settings.latency == "modelled":
+            return modelled_latency(x, target=self.settings.processor)
+        return measured_latency(x, target=self.target)
 
     @functools.cached_property
     def whole_cycles(self) -> float:
@@ -192,9 +181,8 @@ class Workshop:
         if "policy" not in row:
             return {"part": "final", **same, "message": row["message"]}
         settings, model = self.settings, self.model
-        refinement = (
-            Refinement(self.measured, steps=2, tried=6) if settings.latency == "table" else None
-        )
+        told = settings.latency != "operations"
+        refinement = Refinement(self.compiled, steps=2, tried=6) if told else None
         found = self._search(row["searcher"], row["target"], row["seed"], refinement)
         small, top = found.smaller, found.top
         ranges = model.calibration(RANGES)

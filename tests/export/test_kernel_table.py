@@ -18,7 +18,15 @@ from jaxeff_export.latency._table import Cells, _split
 
 import jaxeff
 from jaxeff.nn import ResNet8, small_classifier
-from jaxeff.search import Candidate, Candidates, FewBitLayers, LatencyError, Policy, SearchSpace
+from jaxeff.search import (
+    Actions,
+    Candidate,
+    Candidates,
+    FewBitLayers,
+    LatencyError,
+    Policy,
+    SearchSpace,
+)
 from jaxeff.store import CheckpointError
 
 F, PARAMS, (X, Y) = small_classifier(32)
@@ -200,6 +208,48 @@ def test_a_model_counts_cycles():
     assert whole > macs / 4
     assert cycles(candidate(8)) > macs / 8
     assert cycles(candidate(32, [max(n // 2, 1) for n in SPACE.sizes])) < whole
+
+
+@pytest.mark.slow
+@pytest.mark.seconds(150)
+@pytest.mark.skipif(shutil.which("llvm-mca") is None, reason="llvm-mca is not installed")
+def test_a_table_of_modelled_cycles_agrees_with_the_model(tmp_path):
+    """Cycles of 20 policies at random, in float, bytes and planes, by layer and by the whole."""
+    target, x = "cortex-a72", X[:1]
+    actions = Actions("both", 2)
+    drawn = jax.random.uniform(jax.random.key(3), (20, len(SPACE.sites), actions.count))
+    policies = [jax.tree.map(np.asarray, actions.policy(SPACE, one)) for one in drawn]
+    many = [Candidate(policy, SPACE, CANDIDATES.smaller) for policy in policies]
+    table = modelled_latency(x, target=target, nodes=(2, 4, 6, 8, 10, 12, 14), folder=tmp_path)
+    table.prepare(many)
+    exact = modelled_latency(x, target=target)
+    errors = [abs(table(one) / exact(one) - 1) for one in many]
+    assert np.median(errors) < 0.01
+    assert max(errors) < 0.03
+    again = modelled_latency(x, target=target, nodes=table._nodes, folder=tmp_path)
+    assert [again(one) for one in many] == [table(one) for one in many]
+    assert again.fills == 0
+
+
+def test_planes_have_no_more_bits_than_codes():
+    """A core that counts planes up to nine products of bits has no code of nine bits."""
+    cells = dataclasses.replace(Cells.of(SPACE, (2,), "host"), worth=9)
+    corners = {share.cell[2:] for share in cells.shares(widths(2, 3))[1]}
+    assert corners == {(1, 1), (8, 1), (1, 8)}
+    assert {share.cell[2:] for share in cells.shares(widths(8, 1))[1]} == {(8, 1)}
+
+
+def test_codes_need_a_real_input():
+    """Of zeros ranges are empty: the compiler would leave the layers out, and take no time."""
+    with pytest.raises(ValueError, match="holds one number alone, 0"):
+        modelled_latency(jnp.zeros_like(X[:1]))(candidate(8))
+
+
+def test_a_table_of_cycles_says_what_it_needs(tmp_path):
+    with pytest.raises(ValueError, match="a table has cycles, no ram"):
+        modelled_latency(X[:1], of="ram", nodes=(2,))
+    with pytest.raises(ValueError, match="needs nodes"):
+        modelled_latency(X[:1], folder=tmp_path)
 
 
 def test_layers_are_read_from_the_manifest(monkeypatch):

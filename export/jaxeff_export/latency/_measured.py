@@ -44,9 +44,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxeff import core
-from jaxeff.search import Candidate, LatencyError, Policy
+from jaxeff.search import FLOAT, Candidate, LatencyError, Policy
 from jaxeff_export.boards import Board, BoardError
 from jaxeff_export.bundle import Bundle, deploy
 from jaxeff_export.bundle.files import BundleError
@@ -107,7 +108,14 @@ def compiled(
 
     Raises:
         LatencyError: The compiler can't.
+        ValueError: There are codes, and the input holds one number alone.
     """
+    # Codes of an empty range are all zero, and the compiler leaves out what is multiplied by them.
+    if not np.ptp(inputs[0]) and not np.all(np.asarray(policy.weights) == FLOAT):
+        raise ValueError(
+            f"a latency of few bits needs a real input, whose ranges the codes have; this one of "
+            f"shape {np.shape(inputs[0])} holds one number alone, {np.ravel(inputs[0])[0]:g}"
+        )
     g, params = candidate.make(policy).integer(inputs[0])
     try:
         return deploy(g, (params, *inputs), target, database=database)

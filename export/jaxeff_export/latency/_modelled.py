@@ -18,6 +18,13 @@ if shutil.which("llvm-mca"):                             # Debian's package llvm
     assert cycles(Candidate(space.uncompressed, space, candidates.smaller)) > 0
 ```
 
+With `nodes` they are kept by layer, as in `table_latency`: a few dozen candidates are compiled
+whatever a search tries, and the others are sums.
+
+```python
+cycles = modelled_latency(x[:1], target="cortex-a72", nodes=(4, 8))
+```
+
 `channel_multiple(target)` is the number of channels that a processor's kernels divide by.
 
 ```python
@@ -36,14 +43,16 @@ ones do.
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxeff.core import input_batch, one_of, validate
-from jaxeff.search import Candidate, LatencyError
+from jaxeff.search import Candidate, LatencyError, Policy
+from jaxeff_export.bundle import Bundle, kernel_calls
 from jaxeff_export.compiler import Machine
-from jaxeff_export.latency._measured import compiled
+from jaxeff_export.latency._measured import compiled, leaves_of
+from jaxeff_export.latency._table import TableLatency
 from jaxeff_export.operators.integer import dot_of
 from jaxeff_export.targets import is_microcontroller, resolve_target, tvm_target
 
@@ -53,6 +62,8 @@ def modelled_latency(
     *inputs: Any,
     target: str | Mapping[str, Any] = "cortex-a72",
     of: Literal["cycles", "instructions", "ram", "flash"] = "cycles",
+    nodes: Sequence[int] | None = None,
+    folder: str | Path | None = None,
 ) -> Callable[[Candidate], float]:
     """Makes a latency by the static model of a core (`Bundle.model`): cycles, no measurement.
 
@@ -66,11 +77,26 @@ def modelled_latency(
         of: What a search lowers: cycles, or of a C library (`Bundle.export_c`) the instructions
             that a call executes on a microcontroller, or bytes: of RAM, which are workspace,
             arguments, results and arrays on the stack, or of flash, which are code and parameters.
+        nodes: Numbers of channels whose cycles a table keeps by layer, as in `table_latency`. None
+            compiles every candidate.
+        folder: Folder that keeps the table; None for as long as the object lives.
 
     Returns:
         The latency, in cycles of one core, or what else was asked for. It raises `LatencyError`
         where a candidate can't be compiled, `ToolchainError` where llvm-mca isn't installed.
+
+    Raises:
+        ValueError: A table is asked for something else than cycles, or kept without one.
+        CheckpointError: The folder holds the table of another model or target.
     """
+    if nodes is not None:
+        if of != "cycles":
+            raise ValueError(
+                f"modelled_latency: a table has cycles, no {of}: leave nodes out, or ask for cycles"
+            )
+        return ModelledTable(inputs, target, folder, nodes)
+    if folder is not None:
+        raise ValueError("modelled_latency: a folder keeps a table, which needs nodes: (8, 16)")
 
     def latency(candidate: Candidate) -> float:
         bundle = compiled(candidate, candidate.policy, inputs, target)
@@ -88,10 +114,41 @@ def modelled_latency(
                 f"instructions are counted on microcontrollers, not on {bundle.manifest.machine}; "
                 'ask for of="cycles"'
             )
-        cycles = {loop.name: loop.total for loop in bundle.model()}
-        return sum(cycles.get(kernel) or 0.0 for kernel, _ in bundle.manifest.calls)
+        return sum(_layer_cycles(bundle, candidate, candidate.policy))
 
     return latency
+
+
+class ModelledTable(TableLatency):
+    """Modelled cycles that are looked up; made by `modelled_latency` with nodes."""
+
+    _steps = False  # loops that are modelled have no remainders: cycles grow with channels
+
+    def __init__(
+        self,
+        inputs: tuple[Any, ...],
+        target: str | Mapping[str, Any],
+        folder: str | Path | None,
+        nodes: Sequence[int],
+    ) -> None:
+        super().__init__(inputs, target, "model", folder, nodes, 1, 1, None)
+
+    def _measure(self, candidate: Candidate, policy: Policy) -> list[float]:
+        self.fills += 1
+        bundle = compiled(candidate, policy, self._inputs, self._target)
+        return _layer_cycles(bundle, candidate, policy)
+
+
+def _layer_cycles(bundle: Bundle, candidate: Candidate, policy: Policy) -> list[float]:
+    """Sums the modelled cycles of every layer's kernels."""
+    cycles = {loop.name: loop.total for loop in bundle.model()}
+    names = candidate.space.names
+    # Batch norm that isn't folded is numbered in the bundle: the model knows whose it is.
+    leaves = leaves_of(candidate.make(policy).params)
+    layers = [0.0] * len(names)
+    for call in kernel_calls(bundle.manifest, bundle.artifact, names, leaves):
+        layers[call.layers[0]] += cycles.get(call.kernel) or 0.0
+    return layers
 
 
 def channel_multiple(target: str | Mapping[str, Any]) -> int:

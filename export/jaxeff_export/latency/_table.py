@@ -108,6 +108,8 @@ class Cells:
             does.
         nodes: Numbers of channels that have cells; None: all have.
         worth: The largest product of widths that the target has kernels by planes for.
+        steps: Whether the channels that a layer makes are rounded up to a node, as whole vectors
+            take their time, or interpolated.
     """
 
     space: SearchSpace
@@ -117,10 +119,15 @@ class Cells:
     makers: tuple[int, ...]
     nodes: tuple[int, ...] | None
     worth: int
+    steps: bool = True
 
     @classmethod
     def of(
-        cls, space: SearchSpace, nodes: Sequence[int] | None, target: str | Mapping[str, Any]
+        cls,
+        space: SearchSpace,
+        nodes: Sequence[int] | None,
+        target: str | Mapping[str, Any],
+        steps: bool = True,
     ) -> Cells:
         """Reads the cells of a space.
 
@@ -128,6 +135,7 @@ class Cells:
             space: Search space of the policies.
             nodes: Numbers of channels that have cells; None for all.
             target: Target of the kernels, as for `deploy`.
+            steps: Whether channels that are made are rounded up.
         """
         number = {name: i for i, name in enumerate(space.groups)}
         dimension_groups = zip(space.channels.dimensions, space.channels.groups, strict=True)
@@ -157,7 +165,7 @@ class Cells:
         like = tuple(geometries.index(geometry) for geometry in geometries)
         makers = tuple(_maker(sites, i) for i in range(len(sites)))
         chosen = None if nodes is None else tuple(sorted(nodes))
-        return cls(space, written, read, like, makers, chosen, worth_of_planes(target))
+        return cls(space, written, read, like, makers, chosen, worth_of_planes(target), steps)
 
     def shares(self, policy: Policy) -> list[list[Share]]:
         """Splits every layer of a policy into cells, and the share of each."""
@@ -165,7 +173,8 @@ class Cells:
         kept, sizes = np.asarray(policy.kept).tolist(), self.space.sizes.tolist()
         layers = []
         for i, like in enumerate(self.like):
-            channels = [self._next(kept[g], sizes[g]) for g in self.written[i]]
+            made = self._next if self.steps else self._between
+            channels = [made(kept[g], sizes[g]) for g in self.written[i]]
             channels += [self._between(kept[g], sizes[g]) for g in self.read[i]]
             bits = self._bits(int(weights[i]), int(activations[i]))
             layer_shares = []
@@ -283,14 +292,13 @@ class Cells:
             return [((8, 8), 1.0)]
         if self.nodes is None or self.worth == 1:
             return [((weights, activations), 1.0)]
-        # Linear in both widths, through the corners (1, 1), (worth, 1) and (1, worth).
-        of_weights, of_activations = (
-            (width - 1) / (self.worth - 1) for width in (weights, activations)
-        )
+        # Linear in both widths, through the corners (1, 1), (most, 1) and (1, most).
+        most = min(self.worth, 8)  # codes have no more bits
+        of_weights, of_activations = ((width - 1) / (most - 1) for width in (weights, activations))
         shares = [
             ((1, 1), 1 - of_weights - of_activations),
-            ((self.worth, 1), of_weights),
-            ((1, self.worth), of_activations),
+            ((most, 1), of_weights),
+            ((1, most), of_activations),
         ]
         return [(of, share) for of, share in shares if share]
 
@@ -333,7 +341,7 @@ class TableLatency:
         looked_up: For searchers: asking costs no measurement where nothing is new.
     """
 
-    looked_up = True
+    looked_up, _steps = True, True
 
     def __init__(
         self,
@@ -414,7 +422,7 @@ class TableLatency:
     def _begin(self, space: SearchSpace) -> Cells:
         if self._of is not None and self._of.space is space:
             return self._of
-        self._of = Cells.of(space, self._nodes, self._target)
+        self._of = Cells.of(space, self._nodes, self._target, self._steps)
         if self._folder is not None and self._kept is None:
             sites = [
                 [s.name, s.macs, s.weights, s.kernel, s.stride, s.places, s.blocks]
