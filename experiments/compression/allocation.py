@@ -27,7 +27,7 @@ def allocate(run: Run[Settings], model: Trained) -> list[Row]:
     x = model.calibration(settings.calibration)
     labels = jnp.asarray(model.images.train[1][: settings.calibration])
     sites = model.sites
-    found = jaxeff.cost(f, params, x[:1])
+    cost = jaxeff.cost(f, params, x[:1])
     errors = jc.quantization_errors(f, params, x, sites, WIDTHS)
 
     def loss(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
@@ -41,7 +41,7 @@ def allocate(run: Run[Settings], model: Trained) -> list[Row]:
         "hessian": jc.hessian_sensitivity(trace, errors),
         "noise to signal": jc.noise_to_signal(errors),
     }
-    macs = {row.site: row.macs for row in found.layers if row.site in sites}
+    macs = {row.site: row.macs for row in cost.layers if row.site in sites}
     rows = []
     for bits in settings.budgets:
         budget = sum(macs.values()) * bits**2
@@ -49,7 +49,7 @@ def allocate(run: Run[Settings], model: Trained) -> list[Row]:
             "uniform": {s: jc.LayerQuantization(jc.Uniform(bits), jc.Uniform(bits)) for s in sites}
         }
         policies |= {
-            name: jc.allocate_bits(_finite(table), found, budget, unit="bops")
+            name: jc.allocate_bits(_finite(table), cost, budget, unit="bops")
             for name, table in sensitivities.items()
         }
         policies["closed form"] = _closed_form(macs, budget)
@@ -72,8 +72,8 @@ def allocate(run: Run[Settings], model: Trained) -> list[Row]:
 def _finite(table: jc.BitSensitivity) -> jc.BitSensitivity:
     """Curvature that is negative by chance counts as none."""
     weights, activations = (
-        None if found is None else np.maximum(found, 0.0)
-        for found in (table.weights, table.activations)
+        None if widths is None else np.maximum(widths, 0.0)
+        for widths in (table.weights, table.activations)
     )
     return table._replace(weights=weights, activations=activations)
 
@@ -92,8 +92,8 @@ def _closed_form(macs: dict[str, int], budget: float) -> dict[str, jc.LayerQuant
 
 
 def _whole(macs: dict[str, int], decibels: float) -> dict[str, int]:
-    found = jc.signal_to_noise_bits({site: float(m) for site, m in macs.items()}, decibels)
-    return {site: int(np.clip(np.floor(b), WIDTHS[0], WIDTHS[-1])) for site, b in found.items()}
+    widths = jc.signal_to_noise_bits({site: float(m) for site, m in macs.items()}, decibels)
+    return {site: int(np.clip(np.floor(b), WIDTHS[0], WIDTHS[-1])) for site, b in widths.items()}
 
 
 def _work(macs: dict[str, int], decibels: float) -> float:

@@ -23,8 +23,8 @@ FEW = 4
 
 def float_accuracy(report: Report) -> dict[str, float]:
     """Computes the mean accuracy in float32, by subject."""
-    own = averaged(h.where(part="float")(report), ("subject",), ("accuracy",))
-    return {row["subject"]: row["accuracy"] for row in own}
+    float_rows = averaged(h.where(part="float")(report), ("subject",), ("accuracy",))
+    return {row["subject"]: row["accuracy"] for row in float_rows}
 
 
 def _bits(report: Report) -> Iterator[Row]:
@@ -43,12 +43,12 @@ over_bits = h.means(_bits, ("subject", "training", "quantized", "bits"), ("value
 
 def methods(report: Report) -> list[Row]:
     """Sets methods side by side: means over seeds with their standard errors."""
-    found = []
-    own = h.where(part="methods")(report)
-    for (subject, method), same in grouped(own, "subject", "method").items():
+    averages = []
+    methods = h.where(part="methods")(report)
+    for (subject, method), same in grouped(methods, "subject", "method").items():
         trained = [row["trained"] for row in same]
         first = same[0]
-        found.append(
+        averages.append(
             {
                 "subject": subject, "method": method, "family": first["family"],
                 "weight bits": first["weight_bits"], "activation bits": first["activation_bits"],
@@ -56,9 +56,9 @@ def methods(report: Report) -> list[Row]:
                 "error": error(trained), "kB": mean(row.get("bytes") for row in same),
             }
         )  # fmt: skip
-        if found[-1]["kB"] is not None:
-            found[-1]["kB"] /= 1000
-    return found
+        if averages[-1]["kB"] is not None:
+            averages[-1]["kB"] /= 1000
+    return averages
 
 
 without_training = h.pivot(
@@ -76,8 +76,8 @@ allocated = h.means(
 def activation_losses(report: Report) -> Iterator[Row]:
     """Selects a row per subject and training: what activations lose beyond weights."""
     images = counted_images(report.config)
-    for (subject, trained), own in grouped(over_bits(report), "subject", "training").items():
-        by = {(row["quantized"], row["bits"]): row["value"] for row in own}
+    for (subject, trained), same in grouped(over_bits(report), "subject", "training").items():
+        by = {(row["quantized"], row["bits"]): row["value"] for row in same}
         pairs = [
             (value, by["activations", bits]) for (kind, bits), value in by.items()
             if kind == "weights" and bits <= FEW and ("activations", bits) in by
@@ -188,8 +188,8 @@ def sizes(report: Report) -> list[h.Panel]:
     """Makes a panel per subject: accuracy over the size of the parameters."""
     rows = [row for row in methods(report) if row["trained"] is not None]
     return [
-        h.Panel(subject, partial(_sizes, report, subject, own))
-        for (subject,), own in grouped(rows, "subject").items()
+        h.Panel(subject, partial(_sizes, report, subject, same))
+        for (subject,), same in grouped(rows, "subject").items()
     ]
 
 
@@ -200,9 +200,9 @@ def _sizes(report: Report, subject: str, own: Sequence[Row], axis: Axes) -> None
             [r["kB"] for r in chosen], [r["trained"] for r in chosen],
             [r["error"] or 0 for r in chosen], fmt=marker, ms=4, label=kind,
         )  # fmt: skip
-    whole = h.where(part="float", subject=subject)(report)
-    value = float(np.mean([r["accuracy"] for r in whole]))
-    axis.plot(whole[0]["bytes"] / 1000, value, "k*", label="float32")
+    unquantized = h.where(part="float", subject=subject)(report)
+    value = float(np.mean([r["accuracy"] for r in unquantized]))
+    axis.plot(unquantized[0]["bytes"] / 1000, value, "k*", label="float32")
     front: list[Row] = []
     for row in sorted(own, key=lambda row: (row["kB"], -row["trained"])):
         if not front or row["trained"] > front[-1]["trained"]:

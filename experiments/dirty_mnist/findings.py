@@ -49,8 +49,8 @@ def gaps(report: Report) -> Iterator[Row]:
 def factors(report: Report) -> Iterator[Row]:
     """Selects logit variances without a factor, by both readings of the weights."""
     for name in PASSES:
-        own = [r for r in report.extra["sweep"] if (r["network"], r["factor"]) == (name, 1)]
-        ratios = {row["reading"]: row["variance_ratio"] for row in own}
+        unscaled = [r for r in report.extra["sweep"] if (r["network"], r["factor"]) == (name, 1)]
+        ratios = {row["reading"]: row["variance_ratio"] for row in unscaled}
         # Two standard errors of the variance of so many draws.
         error = 2 * (2 / report.config["samples"]) ** 0.5
         yield {"name": name, "error": error, **ratios}
@@ -58,12 +58,12 @@ def factors(report: Report) -> Iterator[Row]:
 
 def gains(report: Report) -> Iterator[Row]:
     """Selects what MCMC gains over SVI of the same images; of all images, which isn't alike."""
-    found = figures(report)
+    by = figures(report)
     for metric, inside in (("auroc_dirty", "Dirty-MNIST"), ("auroc", "clean digits alone")):
         for other in ("mlp-subset", "mlp"):
             alike = other == "mlp-subset"
             yield {
-                "gain": found["mlp mcmc"][metric] - found[f"{other} svi"][metric], "inside": inside,
+                "gain": by["mlp mcmc"][metric] - by[f"{other} svi"][metric], "inside": inside,
                 "images": "the same images" if alike else "all images, which are more",
                 "epochs": report.extra["trainings"][other]["epoch"] + 1,
             }  # fmt: skip
@@ -71,9 +71,9 @@ def gains(report: Report) -> Iterator[Row]:
 
 def deeper(report: Report) -> Iterator[Row]:
     """Selects what LeNet-5 gains over the MLP, by SVI and by the moment pass."""
-    found = figures(report)
+    by = figures(report)
     for way in ("svi", "moments"):
-        rows = [found[f"{name} {way}"]["auroc_dirty"] for name in ("lenet5", "mlp")]
+        rows = [by[f"{name} {way}"]["auroc_dirty"] for name in ("lenet5", "mlp")]
         theirs = [SOURCE[f"{name} {way}"]["auroc_dirty"] for name in ("lenet5", "mlp")]
         yield {
             "way": {"svi": "SVI", "moments": "the moment pass"}[way], "gain": rows[0] - rows[1],
@@ -190,12 +190,12 @@ def scatter(report: Report) -> Iterator[h.Panel]:
 
 def swept(report: Report) -> Iterator[Row]:
     """Selects the sweep of factors, beside the sampled network."""
-    found = figures(report)
+    by = figures(report)
     for row in report.extra["sweep"]:
         yield row | {"of": {"right": "softplus(raw)²", "misread": "exp(raw)"}[row["reading"]]}
         if row["reading"] == "right":
             same = {"network": row["network"], "factor": row["factor"], "variance_ratio": 1.0}
-            yield {**found[f"{row['network']} svi"], **same, "of": "SVI"}
+            yield {**by[f"{row['network']} svi"], **same, "of": "SVI"}
 
 
 def over_draws(report: Report) -> Iterator[Row]:

@@ -70,19 +70,19 @@ def ended(report: Report) -> list[Row]:
 
 def searches(report: Report) -> list[Row]:
     """Selects every searcher at every target: means over seeds, and errors."""
-    found = []
-    own = h.where(part="search")(report)
-    for (name, target), same in h.grouped(own, "searcher", "target").items():
+    figures = []
+    searches = h.where(part="search")(report)
+    for (name, target), same in h.grouped(searches, "searcher", "target").items():
         done = [row for row in same if row.get("reward") is not None]
         columns = ("reward", "accuracy", "ratio", "macs", "bops", "seconds")
-        found.append({
+        figures.append({
             "searcher": name, "target": target, "seeds": len(done),
             **{key: h.mean(row[key] for row in done) for key in columns},
             "error": h.error(row["reward"] for row in done),
             "each": {key: [row[key] for row in done] for key in ("reward", "accuracy")},
             "message": next((row["message"] for row in same if "message" in row), ""),
         })  # fmt: skip
-    return sorted(found, key=lambda row: (-row["target"], NAMES.index(row["searcher"])))
+    return sorted(figures, key=lambda row: (-row["target"], NAMES.index(row["searcher"])))
 
 
 def finals(report: Report) -> list[Row]:
@@ -101,42 +101,42 @@ def finals(report: Report) -> list[Row]:
 
 def _beside(report: Report, row: Row, theirs: Row) -> Row:
     """Shares of the whole network's work, ours and the source's."""
-    base, found = whole(report), {}
+    base, ratios = whole(report), {}
     for name in ("macs", "bops"):
-        found[name] = row[name] / base[name]
-        found[f"source_{name}"] = theirs[name] / FLOAT[name] if theirs else None
-    return found
+        ratios[name] = row[name] / base[name]
+        ratios[f"source_{name}"] = theirs[name] / FLOAT[name] if theirs else None
+    return ratios
 
 
 def agents(report: Report) -> list[Row]:
     """Selects the agents of table 4.1, as shares of the whole network's numbers."""
-    base, found = whole(report), []
+    base, candidates = whole(report), []
     for row in finals(report):
         if row["searcher"] in AGENTS:
             theirs = SOURCE.get((row["searcher"], row["target"]), {})
-            found.append({
+            candidates.append({
                 "agent": row["searcher"], "c": row["target"], "seed": row["seed"],
                 **_beside(report, row, theirs),
                 "latency": row["share"], "of_untuned": row["share"] * base["share_of_generic"],
                 "source_latency": theirs["ms"] / FLOAT["ms"] if theirs else None,
                 "accuracy": row["library"], "source_accuracy": theirs.get("accuracy"),
             })  # fmt: skip
-    return found
+    return candidates
 
 
 def blind(report: Report) -> list[Row]:
     """Selects searches with and without sensitivities, at the smallest share (table 4.2)."""
-    found, least = [], min(report.config["targets"])
+    comparisons, least = [], min(report.config["targets"])
     for row in searches(report):
         if row["searcher"] in SENSITIVITY and row["target"] == least and row["seeds"]:
             theirs = SENSITIVITY[row["searcher"]]
-            found.append({
+            comparisons.append({
                 "searcher": row["searcher"], **_beside(report, row, theirs),
                 "latency": row["ratio"] * row["target"], "source_latency": theirs["share"],
                 "accuracy": row["accuracy"], "source_accuracy": theirs["accuracy"],
                 "reward": row["reward"], "error": row["error"],
             })  # fmt: skip
-    return found
+    return comparisons
 
 
 def _gain(row: Row, other: Row, of: str) -> tuple[float | None, float | None]:
@@ -177,13 +177,13 @@ def against(report: Report) -> Iterator[Row]:
         if joint and joint["seeds"]:
             for row in rows:
                 if row["searcher"] not in ("joint", BLIND):
-                    found = {**row, "gain": row["message"], "source": "> 0", "passed": False}
+                    entry = {**row, "gain": row["message"], "source": "> 0", "passed": False}
                     if row["seeds"]:
                         gain, tie = _gain(joint, row, "reward")
-                        found["gain"] = gain
+                        entry["gain"] = gain
                         if gain is not None and tie is not None:
-                            found |= {"source": f"> {tie:.3f}, two errors", "passed": gain > tie}
-                    yield found
+                            entry |= {"source": f"> {tie:.3f}, two errors", "passed": gain > tie}
+                    yield entry
 
 
 def seeing(report: Report) -> Iterator[Row]:
@@ -329,8 +329,8 @@ def _upright(axis: Axes, report: Report) -> None:
 
 def _rewards(report: Report) -> Iterator[Row]:
     """Selects the best reward so far, mean over seeds."""
-    own = sorted(ended(report), key=lambda r: (-r["target"], NAMES.index(r["searcher"])))
-    for (target, name), rows in h.grouped(own, "target", "searcher").items():
+    searches = sorted(ended(report), key=lambda r: (-r["target"], NAMES.index(r["searcher"])))
+    for (target, name), rows in h.grouped(searches, "target", "searcher").items():
         curves = np.array([row["rewards"] for row in rows], float)  # NaN where there is none
         best = np.fmax.accumulate(curves, axis=1).mean(0)
         style = COLOURS[name] + ("-" if name in AGENTS else "--")

@@ -99,7 +99,7 @@ def matched_curves(rows: Sequence[Row], levels: Sequence[float]) -> list[Row]:
     Every network is tested at the level it was trained at, the one trained without noise at the
     least one.
     """
-    found = []
+    figures = []
     least = min(level for level in levels if level)
     trained = [row for row in rows if row["method"] in ("noise", "qat+noise")]
     for network, scaling, bits in h.grouped(trained, "network", "scaling", "bits"):
@@ -113,8 +113,8 @@ def matched_curves(rows: Sequence[Row], levels: Sequence[float]) -> list[Row]:
         accuracies = np.array([points[sigma] for sigma in sigmas]).T
         mean = accuracies.mean(axis=0).tolist()
         fit = _midpoint(sigmas, accuracies)
-        found.append({**kind, "sigmas": sigmas, "curve": mean, "peak": max(mean), **fit})
-    return found
+        figures.append({**kind, "sigmas": sigmas, "curve": mean, "peak": max(mean), **fit})
+    return figures
 
 
 def _midpoint(levels: Sequence[float], accuracies: Any) -> Row:
@@ -176,9 +176,9 @@ def _seeds_averaged(rows: Sequence[Row]) -> list[Row]:
 
 def _error(rows: Sequence[Row]) -> float:
     """The standard error of the mean midpoint: that of the fits where it is one seed's."""
-    found = [row for row in rows if row["mu"] is not None]
-    fits = [row["mu_std"] or 0.0 for row in found]
-    return h.error(row["mu"] for row in found) or float(np.mean(fits or [0.0]))
+    fitted = [row for row in rows if row["mu"] is not None]
+    fits = [row["mu_std"] or 0.0 for row in fitted]
+    return h.error(row["mu"] for row in fitted) or float(np.mean(fits or [0.0]))
 
 
 def _apart(*rows: Row) -> float:
@@ -188,12 +188,12 @@ def _apart(*rows: Row) -> float:
 
 def _usable(rows: Sequence[Row]) -> list[Row]:
     """The quantized networks, without noise in training, that keep the accuracy of their bits."""
-    found = []
+    figures = []
     for same in h.grouped([row for row in rows if row["method"] == "qat"], "bits").values():
         dynamic = next((row for row in same if row["scaling"] == "dynamic"), None)
         least = KEEPS * dynamic["peak"] if dynamic else COLLAPSED
-        found += [row for row in same if row["peak"] >= least and row["mu"]]
-    return found
+        figures += [row for row in same if row["peak"] >= least and row["mu"]]
+    return figures
 
 
 matched = h.extra("tables", "matched")
@@ -202,17 +202,17 @@ matched = h.extra("tables", "matched")
 def networks(report: Report) -> Iterator[Row]:
     """Selects a row per network: the midpoints that are compared."""
     curves = {(m["network"], m["scaling"], m["bits"]): m for m in matched(report)}
-    for (network,), own in h.grouped(_seeds_averaged(report.rows), "network").items():
-        whole = next(row for row in own if row["method"] == "none")
+    for (network,), same in h.grouped(_seeds_averaged(report.rows), "network").items():
+        whole = next(row for row in same if row["method"] == "none")
         plain, noisy = whole["mu"], curves.get((network, "none", 32), {}).get("mu")
         theirs = ARCHITECTURES[network]
-        quantized = [row["mu"] for row in _usable(own)]
+        quantized = [row["mu"] for row in _usable(same)]
         row = {
             "network": network, "noisy": noisy, "their_gain": theirs.mu_noisy / theirs.mu,
             "their_mu": theirs.mu_noisy, "gain": noisy / plain if plain and noisy else None,
             "own_gain": None, "strongest": max(quantized) if quantized and noisy else None,
         }  # fmt: skip
-        single = [one for one in own if one["method"] == "noise" and one["mu"]]
+        single = [one for one in same if one["method"] == "noise" and one["mu"]]
         if plain and single:
             # What has lost its accuracy has nothing left to lose under noise.
             good = [one for one in single if one["peak"] >= whole["peak"] - COMPETITIVE]
@@ -234,9 +234,9 @@ def combined(report: Report) -> Iterator[Row]:
 def scales(report: Report) -> Iterator[Row]:
     """Selects a row per network and bit width: the best constant scale beside the dynamic one."""
     rows = [row for row in _seeds_averaged(report.rows) if row["method"] == "qat" and row["mu"]]
-    for (network, bits), own in h.grouped(rows, "network", "bits").items():
-        dynamic = next((row for row in own if row["scaling"] == "dynamic"), None)
-        constant = [row for row in own if row["scaling"] == "constant"]
+    for (network, bits), same in h.grouped(rows, "network", "bits").items():
+        dynamic = next((row for row in same if row["scaling"] == "dynamic"), None)
+        constant = [row for row in same if row["scaling"] == "constant"]
         if dynamic and constant:
             good = [row for row in constant if row["peak"] >= KEEPS * dynamic["peak"]]
             best = max(good or constant, key=lambda row: row["mu" if good else "peak"])
@@ -270,8 +270,8 @@ def dead(report: Report) -> Iterator[Row]:
 
 def eight_over_four(report: Report) -> Iterator[Row]:
     """Selects what 8 bits gain LeNet-5 over 4, with a dynamic scale and with the best constant."""
-    own = [row for row in _seeds_averaged(report.rows) if row["network"] == "lenet5"]
-    for (scaling,), rows in h.grouped(_usable(own), "scaling").items():
+    lenet = [row for row in _seeds_averaged(report.rows) if row["network"] == "lenet5"]
+    for (scaling,), rows in h.grouped(_usable(lenet), "scaling").items():
         best = {
             bits: max(same, key=lambda row: row["mu"])
             for (bits,), same in h.grouped(rows, "bits").items()
@@ -348,9 +348,9 @@ def curves(report: Report) -> Iterator[Row]:
     first = [row for row in report.rows if row["seed"] == 0]
     bits = sorted({row["bits"] for row in first if row["method"] == "qat"}, reverse=True)
     panels = [(f"{b} bits, trained without noise", "qat", b) for b in bits]
-    for (network,), own in h.grouped(first, "network").items():
+    for (network,), same in h.grouped(first, "network").items():
         for panel, method, b in (*panels, ("noisy training", "noise", 32)):
-            for row in own:
+            for row in same:
                 if row["method"] == "none" or (row["method"], row["bits"]) == (method, b):
                     yield _drawn(row, panel, report.config["levels"])
         for row in matched(report):

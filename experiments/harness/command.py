@@ -104,17 +104,17 @@ def read(
         SystemExit: After printing help, or one line that says what is wrong.
     """
     options = list(find_options(type(sizes["default"])))
-    found = vars(_parser(name, about, sizes, options).parse_args(arguments))
-    size = "fast" if found["fast"] else "full" if found["full"] else "default"
+    asked = vars(_parser(name, about, sizes, options).parse_args(arguments))
+    size = "fast" if asked["fast"] else "full" if asked["full"] else "default"
     settings, changed = sizes[size], {}
     for option in options:
-        if (value := found[option.name]) is not None and value != option.value(settings):
+        if (value := asked[option.name]) is not None and value != option.value(settings):
             settings = _replaced(settings, option.path, value)
             if not option.selects:
                 changed[option.name] = value
-    if found["seed"]:
-        changed["seed"] = found["seed"]
-    rest = (found[key] for key in ("seed", "json", "results", "fresh", "take", "kept"))
+    if asked["seed"]:
+        changed["seed"] = asked["seed"]
+    rest = (asked[key] for key in ("seed", "json", "results", "fresh", "take", "kept"))
     return Order(size, settings, changed, *rest)
 
 

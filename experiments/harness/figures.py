@@ -71,34 +71,38 @@ def _legends(figure: Figure) -> None:
     """One for all panels where one of them has it whole, else one below each panel."""
     handles: dict[Axes, dict[str, Any]] = {}
     for axes in figure.axes:
-        found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        if found and axes.get_legend() is None and axes.get_visible():
-            handles[axes] = found
+        legend = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        if legend and axes.get_legend() is None and axes.get_visible():
+            handles[axes] = legend
     if not handles or figure.legends:
         return
-    whole = max(handles.values(), key=len)
-    if all(_same(found, whole) for found in handles.values()):
-        columns = _columns(whole, figure.get_figwidth())
+    longest = max(handles.values(), key=len)
+    if all(_same(legend, longest) for legend in handles.values()):
+        columns = _columns(longest, figure.get_figwidth())
         figure.legend(
-            [*whole.values()], [*whole], loc="outside lower center", fontsize=SMALL, ncols=columns
+            [*longest.values()],
+            [*longest],
+            loc="outside lower center",
+            fontsize=SMALL,
+            ncols=columns,
         )
         return
-    for axes, found in handles.items():
+    for axes, legend in handles.items():
         panel, around = axes.get_window_extent(), axes.get_tightbbox()
         depth = max(0.0, panel.y0 - around.y0) / figure.dpi if around else 0.0
         below = axes.transAxes + ScaledTranslation(0, -depth, figure.dpi_scale_trans)
         axes.legend(
-            [*found.values()], [*found], loc="upper center", bbox_to_anchor=(0.5, 0),
+            [*legend.values()], [*legend], loc="upper center", bbox_to_anchor=(0.5, 0),
             bbox_transform=below, fontsize=SMALL - 1,
-            ncols=_columns(found, panel.width / figure.dpi),
+            ncols=_columns(legend, panel.width / figure.dpi),
         )  # fmt: skip
 
 
-def _same(found: Mapping[str, Any], whole: Mapping[str, Any]) -> bool:
+def _same(legend: Mapping[str, Any], longest: Mapping[str, Any]) -> bool:
     """Whether every label is in a legend, and means the same there."""
     return all(
-        label in whole and same_color(_colour(whole[label]), _colour(handle))
-        for label, handle in found.items()
+        label in longest and same_color(_colour(longest[label]), _colour(handle))
+        for label, handle in legend.items()
     )
 
 

@@ -86,13 +86,13 @@ def pack(path: Path, identity: Mapping[str, Any], done: Iterable[Done]) -> None:
 
 def makers(done: Iterable[Done]) -> list[dict[str, Any]]:
     """Counts tasks, rows and CPU seconds by the commit and machine that made them."""
-    found: dict[tuple[Any, Any], dict[str, Any]] = {}
+    counts: dict[tuple[Any, Any], dict[str, Any]] = {}
     for one in done:
         spent = one.spent or {}
         commits = {row.get("commit") for row in one.rows} or {spent.get("commit")}
         for commit in commits:
             place = (commit, spent.get("machine"))
-            entry = found.setdefault(
+            entry = counts.setdefault(
                 place,
                 {"commit": commit, "machine": spent.get("machine"), "tasks": 0, "rows": 0,
                  "cpu_seconds": 0.0},
@@ -102,7 +102,7 @@ def makers(done: Iterable[Done]) -> list[dict[str, Any]]:
             entry["cpu_seconds"] += spent.get("cpu_seconds", 0.0) / len(commits)
     return [
         {**entry, "tasks": round(entry["tasks"], 2), "cpu_seconds": round(entry["cpu_seconds"], 1)}
-        for entry in found.values()
+        for entry in counts.values()
     ]
 
 

@@ -42,8 +42,8 @@ def histograms(values: Mapping[str, Any], bins: Any, **options: Any) -> Callable
     """Makes a function that draws the densities of labelled values over the same bins."""
 
     def draw(axis: Axes) -> None:
-        for label, own in values.items():
-            axis.hist(own, [*bins], density=True, alpha=0.5, label=label, **options)
+        for label, sample in values.items():
+            axis.hist(sample, [*bins], density=True, alpha=0.5, label=label, **options)
 
     return draw
 
@@ -72,22 +72,22 @@ class Plot:
 
     def __call__(self, report: Report) -> dict[str, Figure]:
         """Draws the figure."""
-        found = [panel for panels in self.panels for panel in panels(report)]
-        if not found:
+        shown = [panel for panels in self.panels for panel in panels(report)]
+        if not shown:
             return {}
-        columns = min(self.columns or len(found), len(found))
-        lines = -(-len(found) // columns)
+        columns = min(self.columns or len(shown), len(shown))
+        lines = -(-len(shown) // columns)
         width, height = self.size
         figure, grid = plt.subplots(
             lines, columns, figsize=(width * columns, height * lines), squeeze=False,
             layout="constrained",
         )  # fmt: skip
         axes = grid.ravel()
-        for panel, axis in zip(found, axes, strict=False):
+        for panel, axis in zip(shown, axes, strict=False):
             panel.paint(axis)
             if panel.title:
                 axis.set_title(panel.title, fontsize=9)
-        for axis in axes[len(found) :]:
+        for axis in axes[len(shown) :]:
             axis.set_visible(False)
         return {self.name: figure}
 
@@ -133,9 +133,9 @@ class _Marks:
         columns = self.y if isinstance(self.y, Mapping) else {self.y: ""}
         for hue, same in _grouped(rows, self.hue).items():
             for column, label in columns.items():
-                found = [row for row in same if row.get(column) is not None]
-                if found:
-                    yield ", ".join(filter(None, (hue, label if several else ""))), column, found
+                known = [row for row in same if row.get(column) is not None]
+                if known:
+                    yield ", ".join(filter(None, (hue, label if several else ""))), column, known
 
     def _format(self, row: Row, column: str) -> str:
         if isinstance(self.style, Mapping):
@@ -217,7 +217,7 @@ class Bars(_Marks):
 
 
 def _grouped(rows: Iterable[Row], template: Entry) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(text(row, template) if template else "", []).append(row)
-    return found
+        groups.setdefault(text(row, template) if template else "", []).append(row)
+    return groups

@@ -150,14 +150,14 @@ def verdict(check: Mapping[str, Any]) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of what the figures depend on, the processor, and the commit that ran."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    found |= machine() | commit()
+    versions_there = {"python": platform.python_version(), "machine": platform.machine()}
+    versions_there |= machine() | commit()
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions_there[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions_there
 
 
 def machine() -> dict[str, str]:

@@ -16,22 +16,22 @@ from experiments.harness.report import Report, Row
 
 def mean(values: Iterable[Any]) -> float | None:
     """The mean of the values that there are."""
-    found = [value for value in values if value is not None]
-    return float(np.mean(found)) if found else None
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def error(values: Iterable[Any]) -> float | None:
     """Its standard error, where there are two."""
-    found = [value for value in values if value is not None]
-    return float(np.std(found, ddof=1) / len(found) ** 0.5) if len(found) > 1 else None
+    known = [value for value in values if value is not None]
+    return float(np.std(known, ddof=1) / len(known) ** 0.5) if len(known) > 1 else None
 
 
 def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     """Rows that agree in some columns, by what they have there."""
-    found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        found[tuple(row.get(name) for name in names)].append(row)
-    return dict(found)
+        groups[tuple(row.get(name) for name in names)].append(row)
+    return dict(groups)
 
 
 def averaged(
@@ -51,15 +51,15 @@ def averaged(
     Returns:
         Rows of `by`, `seeds`, the columns, and their errors.
     """
-    found = []
+    averages = []
     for key, same in grouped(rows, *by).items():
         row: Row = {**dict(zip(by, key, strict=True)), "seeds": len(same)}
         for name in columns:
             row[name] = mean(one[name] for one in same)
             if name in (columns[-1:] if errors is None else errors):
                 row[f"{name} error"] = error(one[name] for one in same)
-        found.append(row)
-    return found
+        averages.append(row)
+    return averages
 
 
 Selection: TypeAlias = Callable[[Report], Iterable[Row]]
@@ -97,10 +97,10 @@ def extra(*path: str) -> Chosen:
     """Selects the rows that are a further entry of the JSON, none where it has no such entry."""
 
     def select(report: Report) -> list[Row]:
-        found: Any = report.extra
+        content: Any = report.extra
         for name in path:
-            found = found.get(name, {})
-        return list(found)
+            content = content.get(name, {})
+        return list(content)
 
     return select
 
@@ -144,12 +144,12 @@ def pivot(
         rows = [row for row in of(report) if entry(row, value) is not None]
         names = dict.fromkeys(cell(row, column) for row in rows)
         shown = names if order is None else [name for name in order if name in names]
-        found = []
+        pivoted = []
         rows = [row for row in rows if cell(row, column) in shown]
         for key, same in grouped(rows, *by).items():
-            own = {cell(row, column): entry(row, value) for row in same}
-            found.append({**dict(zip(by, key, strict=True)), **dict.fromkeys(shown), **own})
-        return found
+            values = {cell(row, column): entry(row, value) for row in same}
+            pivoted.append({**dict(zip(by, key, strict=True)), **dict.fromkeys(shown), **values})
+        return pivoted
 
     return select
 

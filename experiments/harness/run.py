@@ -33,15 +33,15 @@ class Found(NamedTuple):
     arrays: dict[str, np.ndarray] = {}  # noqa: RUF012
 
 
-def without_curves(found: Found, place: Callable[[Row], str]) -> Found:
+def without_curves(findings: Found, place: Callable[[Row], str]) -> Found:
     """Moves what rows have in "curves" to the arrays, whose names begin with a row's place."""
     arrays = {
         f"{place(row)}/{name}": np.asarray(curve)
-        for row in found.rows
+        for row in findings.rows
         for name, curve in (row.get("curves") or {}).items()
     }
-    rows = [{k: v for k, v in row.items() if k != "curves"} for row in found.rows]
-    return Found(rows, found.extra, found.arrays | arrays)
+    rows = [{k: v for k, v in row.items() if k != "curves"} for row in findings.rows]
+    return Found(rows, findings.extra, findings.arrays | arrays)
 
 
 def apart(rows: Iterable[Row], column: str = "of") -> dict[str, list[Row]]:
@@ -49,10 +49,10 @@ def apart(rows: Iterable[Row], column: str = "of") -> dict[str, list[Row]]:
 
     For studies whose tasks make rows of several kinds: what a task has made is kept as one.
     """
-    found: dict[str, list[Row]] = defaultdict(list)
+    kinds: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        found[row[column]].append({k: v for k, v in row.items() if k != column})
-    return found
+        kinds[row[column]].append({k: v for k, v in row.items() if k != column})
+    return kinds
 
 
 class Run(Generic[S]):

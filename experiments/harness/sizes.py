@@ -53,18 +53,18 @@ def shortfalls(config: Mapping[str, Any], sizes: Mapping[str, Any], size: str) -
 
 def _measures(settings: Any) -> dict[str, Any]:
     """The settings that measure a run's size, as JSON has them."""
-    found = plain(settings)
+    measures = plain(settings)
     for option in find_options(type(settings)):
         if {SELECTS, SIZELESS} & set(option.marks):
-            _drop(found, option)
-    return found
+            _drop(measures, option)
+    return measures
 
 
-def _drop(found: dict[str, Any], option: Option) -> None:
+def _drop(measures: dict[str, Any], option: Option) -> None:
     *outer, last = option.path
     for name in outer:
-        found = found[name]
-    found.pop(last, None)
+        measures = measures[name]
+    measures.pop(last, None)
 
 
 def _lacking(wanted: Any, there: Any, ladder: list[Any], place: str) -> Iterator[str]:

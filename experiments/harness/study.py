@@ -142,7 +142,7 @@ class Study(Generic[S]):
     # names of the data sets that it reads; those that its settings name if None
     data: tuple[str, ...] | None = None
     # changes what all parts have found, before it is judged
-    derive: Callable[[Run[S], Found], Found] = lambda run, found: found
+    derive: Callable[[Run[S], Found], Found] = lambda run, findings: findings
 
     def __post_init__(self) -> None:
         if set(self.sizes) != set(SIZES):
@@ -177,15 +177,15 @@ class Study(Generic[S]):
             if kept and not isinstance(part, Part | Kept):
                 run.left += 1
                 continue
-            found = part(run)
-            found = found if isinstance(found, Found) else Found(found)
-            rows += found.rows
-            extra |= found.extra
-            arrays |= found.arrays
-        found = Found(rows, extra, arrays)
+            findings = part(run)
+            findings = findings if isinstance(findings, Found) else Found(findings)
+            rows += findings.rows
+            extra |= findings.extra
+            arrays |= findings.arrays
+        findings = Found(rows, extra, arrays)
         with _excused(run.left):
-            found = self.derive(run, found)
-        return found
+            findings = self.derive(run, findings)
+        return findings
 
     def report(self, content: Mapping[str, Any]) -> Report:
         """Reads a run's JSON, without its checks."""
@@ -222,11 +222,11 @@ class Study(Generic[S]):
 
     def show(self, report: Report) -> list[Table]:
         """Makes all tables of a report; without all rows those that can be made."""
-        made: list[Table] = []
+        shown: list[Table] = []
         for listing in self.tables:
             with _excused(report.left):
-                made += listing(report)
-        return made
+                shown += listing(report)
+        return shown
 
     def execute(self, order: Order) -> Report:
         """Runs, judges, draws and prints."""
@@ -234,22 +234,22 @@ class Study(Generic[S]):
         console = make_console()
         run = Run(stem(self.name, order), order, self.settle(order.settings), console, self.version)
         console.rule(run.name)
-        found = self.measure(run, order.kept)
-        if order.kept and not found.rows:
+        findings = self.measure(run, order.kept)
+        if order.kept and not findings.rows:
             raise Refused("nothing that can be reported is kept yet")
-        rows, extra = plain([*found.rows]), plain(found.extra)
+        rows, extra = plain([*findings.rows]), plain(findings.extra)
         extra = {**fingerprint(self, run.config), MADE: run.made(len(rows)), **extra}
         if run.left:
             extra[LEFT] = run.left
         report = Report(
-            self.name, run.size, run.config, rows, extra, found.arrays,
+            self.name, run.size, run.config, rows, extra, findings.arrays,
             decides=reached(run.config, self.sizes), left=run.left,
         )  # fmt: skip
         self.judge(report)
         path = report.save(order.json or order.results / f"{run.name}.json", self.differences)
-        if found.arrays:
+        if findings.arrays:
             with atomic_file(run.folder / "arrays.npz") as temporary, temporary.open("wb") as file:
-                np.savez_compressed(file, **found.arrays)  # type: ignore[arg-type]
+                np.savez_compressed(file, **findings.arrays)  # type: ignore[arg-type]
         pictures = figures.save(self.draw(report), run.folder)
 
         for table in self.show(report):

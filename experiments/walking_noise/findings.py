@@ -54,11 +54,11 @@ def accuracies(rows: Sequence[Row], curve: Curve) -> tuple[np.ndarray, np.ndarra
 
 def midpoints(rows: Sequence[Row]) -> dict[Curve, Midpoint]:
     """The midpoint of every curve of a single kind of noise, or why it has none."""
-    found = {}
+    fits = {}
     for curve in _curves(rows):
         levels, table = accuracies(rows, curve)
-        found[curve] = fit_midpoint(levels, table, chance=CHANCE, scale=SCALES[curve.where])
-    return found
+        fits[curve] = fit_midpoint(levels, table, chance=CHANCE, scale=SCALES[curve.where])
+    return fits
 
 
 def walked(rows: Iterable[Row], case: str, kind: str) -> list[Row]:
@@ -77,7 +77,7 @@ def weight_growth(rows: Sequence[Row], case: str) -> dict[str, float]:
     The most is that with which networks still learn: half the accuracy above chance. Slots that
     tolerate no more than the least have no growth.
     """
-    found = {}
+    growth = {}
     chosen = walked(rows, case, "add")
     for site in dict.fromkeys(r["site"] for r in chosen if r["weight_rms"] is not None):
         at_site = [r for r in chosen if r["site"] == site and not r["diverged"]]
@@ -87,8 +87,8 @@ def weight_growth(rows: Sequence[Row], case: str) -> dict[str, float]:
         learned = [row for row in levels if row["accuracy"] > least and row is not start]
         if learned:
             most = max(learned, key=lambda row: row["level"])
-            found[site] = float(most["weight_rms"] / start["weight_rms"])
-    return found
+            growth[site] = float(most["weight_rms"] / start["weight_rms"])
+    return growth
 
 
 def kept_shares(rows: Sequence[Row], case: str) -> dict[str, float]:
@@ -97,8 +97,8 @@ def kept_shares(rows: Sequence[Row], case: str) -> dict[str, float]:
     best = max(r["accuracy"] for r in chosen if not r["diverged"])
     kept = {}
     for site in dict.fromkeys(r["site"] for r in chosen):
-        found = [r for r in chosen if r["site"] == site and r["level"] >= HUGE]
-        values = [CHANCE if r["diverged"] else r["accuracy"] for r in found]
+        largest = [r for r in chosen if r["site"] == site and r["level"] >= HUGE]
+        values = [CHANCE if r["diverged"] else r["accuracy"] for r in largest]
         kept[site] = float((np.mean(values) - CHANCE) / (best - CHANCE))
     return kept
 
@@ -122,16 +122,16 @@ def normed(report: Report) -> Iterator[Row]:
         pair = [Curve(name, "add", "global", "global") for name in (f"{case}-bn", case)]
         if not all(curve in fits for curve in pair):
             continue
-        found, scale = [fits[curve] for curve in pair], SCALES["global"]
-        if not all(fit.exists for fit in found):  # a long tail: the same scale for both
+        pair_of_fits, scale = [fits[curve] for curve in pair], SCALES["global"]
+        if not all(fit.exists for fit in pair_of_fits):  # a long tail: the same scale for both
             scale = "log"
-            found = [
+            pair_of_fits = [
                 fit_midpoint(*accuracies(report.rows, curve), chance=CHANCE, scale=scale)
                 for curve in pair
             ]
-        if all(fit.exists for fit in found):
-            error = math.hypot(*(fit.mu_std / fit.mu for fit in found))
-            ratio = found[1].mu / found[0].mu
+        if all(fit.exists for fit in pair_of_fits):
+            error = math.hypot(*(fit.mu_std / fit.mu for fit in pair_of_fits))
+            ratio = pair_of_fits[1].mu / pair_of_fits[0].mu
             yield {"case": case, "scale": scale, "ratio": ratio, "error": error}
 
 
@@ -349,9 +349,9 @@ def slots(kind: str, report: Report) -> Iterator[h.Panel]:
     """Draws midpoints slot by slot."""
     fits = midpoints(report.rows)
     for case in dict.fromkeys(c.case for c in fits if (c.where, c.kind) == ("layers", kind)):
-        own = {c.site: fit for c, fit in fits.items() if c[:3] == (case, kind, "layers")}
+        fits_of_layers = {c.site: fit for c, fit in fits.items() if c[:3] == (case, kind, "layers")}
         title = f"{case}: midpoint of {KINDS[kind]} noise in one slot"
-        yield h.Panel(title, partial(draw_midpoints, midpoints=own))
+        yield h.Panel(title, partial(draw_midpoints, midpoints=fits_of_layers))
 
 
 def single(kind: str, report: Report) -> Iterator[Row]:
