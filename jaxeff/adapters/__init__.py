@@ -17,7 +17,7 @@ trained = fit(key, cross_entropy(lambda a, x: g(params, a, x)), adapters, (x, y)
 merged = merge_lora(f, params, trained, x, spec)             # f(merged, x) is g(params, trained, x)
 ```
 
-Adapters are parameters like any others: what is random, or has members, may be they alone.
+Adapters are parameters like any others. A posterior, or an ensemble, may be of them alone:
 
 ```python
 from jaxeff import bayes
@@ -32,12 +32,13 @@ several, members = jaxeff.ensemble(key, h, adapters, {"*": Members(3)},
                                    init=lambda key: init_lora(key, f, params, x, spec))
 ```
 
-Frozen weights that a function closes over are constants of all that is compiled of it. Where they
-are large, let them be parameters, which `frozen` keeps as they are; all of the above takes them:
-`{"frozen/*": None}` as a prior, `{"adapters/*": Members(3)}`, `laplace(..., only="adapters/*")`.
+The first is Laplace-LoRA (Yang et al. 2024, arXiv 2308.13111), the second BLoB (Wang et al. 2024,
+arXiv 2406.11675); the members of the last share all that comes before the first adapter.
 
-These are Laplace-LoRA (Yang et al. 2024, arXiv 2308.13111), BLoB (Wang et al. 2024, arXiv
-2406.11675) and an ensemble whose members share all that comes before the first adapter.
+Sharp edge: `h` closes over the frozen weights, so each compiled program holds them as constants.
+Where they are large, make them parameters that `frozen` leaves unchanged, and name the adapters in
+the calls above: `prior={"frozen/*": None}`, `laplace(..., only="adapters/*")`,
+`{"adapters/*": Members(3)}`.
 """
 
 from jaxeff.adapters._lora import LoRA, frozen, init_lora, lora, merge_lora

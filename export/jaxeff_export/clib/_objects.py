@@ -1,4 +1,8 @@
-"""Object files by the target's own tools: compiled, archived, looked into, and their sizes."""
+"""Object files, which the target's own tools compile, archive and read; sizes; C's numbers.
+
+`Sizes` are what a library takes, `require_room` holds them to a device's memories, and `constant`
+writes a number as a C literal.
+"""
 
 import dataclasses
 import math
@@ -81,9 +85,10 @@ def code_size(tools: CToolchain, members: Iterable[Path]) -> int:
 def require_self_contained(
     tools: CToolchain, object_file: Path, *, threads: bool = False
 ) -> tuple[str, ...]:
-    """Lists what an archive takes from elsewhere: libm, copies, a compiler's own helpers.
+    """Lists the symbols that an archive takes from elsewhere, and refuses those that nobody has.
 
-    With `threads` those of POSIX threads too.
+    Allowed are the mathematical functions of C, copies of memory (`memcpy`), a compiler's own
+    helpers (`__aeabi_fadd`) and, with `threads`, those of POSIX threads.
     """
     defined, wanted = set(), set()
     for line in run_tool([tools.tool("nm"), str(object_file)]).splitlines():
@@ -122,10 +127,7 @@ def run_tool(command: Sequence[str], folder: Path | None = None) -> str:
 
 
 def _allowed(name: str) -> bool:
-    """Tells whether every C compiler brings a function.
-
-    Helpers of its own begin with underscores.
-    """
+    """Tells whether every C compiler brings a function; its own helpers begin with underscores."""
     return (
         name in _MEMORY
         or bool(_MATH.fullmatch(name))
@@ -138,13 +140,13 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 2
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sizes:
-    """Bytes.
+    """What a library takes, in bytes.
 
     Attributes:
         code: machine code and its own constants.
         parameters: what is bound.
-        workspace: what a call needs beside its arguments.
-        live: the largest part of these, the largest number needed at the same time.
+        workspace: the memory that a call needs beside its arguments.
+        live: the most of the workspace that is in use at once; the rest is lost between arrays.
         arrays: arguments and results, which the caller holds.
         stack: arrays on the stack of the kernel with most of them; spilled registers not counted.
     """

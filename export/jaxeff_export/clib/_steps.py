@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class CallCost:
-    """A call of a kernel; all numbers are bytes.
+    """A call of a kernel, in bytes.
 
     Attributes:
         kernel: the kernel's name.
@@ -41,9 +41,10 @@ class CallCost:
         reads: other arrays that it reads.
         writes: arrays that it writes.
         scratch: what it needs for itself in the workspace.
-        live: the part of the workspace that is needed meanwhile.
-        held: of these, what lies there for later calls, by the kernel that made it.
-        operands: which of the bound arrays it reads, no bytes but numbers.
+        live: the part of the workspace that is in use during the call.
+        held: of `live`, arrays that only later calls read: the kernel that wrote each, and its
+            bytes.
+        operands: indices of the bound arrays that it reads.
     """
 
     kernel: str
@@ -73,8 +74,8 @@ def steps_of(library: driver.Library) -> tuple[CallCost, ...]:
     fixed = {*program.operands, *(number for number, _ in program.constants)}
     bound = {number: i for i, number in enumerate(program.operands)}
     makers = {n: call.kernel for call in program.calls for n in call.results}
-    # Who wrote what lies in each place, call by call: arrays written over others keep their place.
     costs: list[CallCost] = []
+    # The array that lies in each place of the workspace; one written over another takes its place.
     contents: dict[int, int] = {}
     for i, call in enumerate(program.calls):
         kernel = library.kernels[call.kernel]
@@ -119,6 +120,3 @@ def draw_steps(axis: Axes, steps: Sequence[CallCost]) -> None:
     axis.set_yticks(places, [s.kernel for s in steps])
     axis.set_xlabel("bytes")
     axis.invert_yaxis()
-
-
-__all__ = ["CallCost", "draw_steps", "steps_of"]

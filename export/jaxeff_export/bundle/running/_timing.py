@@ -100,7 +100,8 @@ def operator_times(
       number: calls of the whole function per measurement.
 
     Returns:
-      Per operator the median over the measurements, which a disturbed one does not move.
+      Per operator the median over the measurements: one that another process disturbed doesn't
+      move it.
     """
     calls: dict[str, int] = {}
     spent: dict[str, list[int]] = defaultdict(list)
@@ -109,7 +110,6 @@ def operator_times(
             if not name.startswith("vm.builtin"):
                 calls[name] = count
                 spent[name].append(nanoseconds)
-    # The median: a measurement that another process disturbed doesn't move it.
     medians = {name: statistics.median(times) for name, times in spent.items()}
     total = sum(medians.values()) or 1
     return OperatorTimes(
@@ -148,7 +148,6 @@ class Instrument:
 
     def attach(self, machine: Any) -> None:
         """Sets it on a virtual machine of the library, with nothing recorded yet."""
-        # A new one for each time: it has recorded nothing yet.
         machine.module["set_instrument"](self._register())
 
     def read(self) -> list[tuple[str, int, int]]:

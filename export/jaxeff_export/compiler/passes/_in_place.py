@@ -56,6 +56,7 @@ def _rewritten(
     """Replaces every run of kernels in a list of bindings by one call."""
     rewritten: list[relax.Binding] = []
     run: list[relax.VarBinding] = []
+    late: list[relax.Binding] = []  # views at the end of a run, which come behind its call
 
     def close(following: Sequence[relax.Binding]) -> None:
         # Views at the end of a run belong to what follows it.
@@ -71,11 +72,11 @@ def _rewritten(
         run.clear()
         late.clear()
 
-    late: list[relax.Binding] = []
     for i, binding in enumerate(bindings):
         kernel, viewed = _called_kernel(mod, binding), _viewed(binding)
         of_run = any(viewed is not None and viewed.same_as(b.var) for b in run)
-        if run and viewed is not None and not of_run:  # of what is there before the run
+        # A view of an array that was there before the run doesn't end it.
+        if run and viewed is not None and not of_run:
             rewritten.append(binding)
             continue
         # A view of a result in the run stays inside: the buffer is the same under another shape.
@@ -212,6 +213,7 @@ WINDOW = "jaxeff.window"  # attribute of an update: its starts, -1 for those tha
 STATE = "jaxeff.state"  # attribute of ``main``: pairs of an argument, from the last, and a result
 _CALL = tvm.ir.Op.get("relax.call_tir")
 _OPAQUE = 8  # TVM's OpPatternKind.kOpaque
+_SERIAL = tirx.ForKind.SERIAL
 
 
 def with_state(mod: tvm.IRModule, pairs: Sequence[tuple[int, int]]) -> tvm.IRModule:
@@ -323,7 +325,7 @@ class _Program:
 
     def read_after(self, array: relax.Expr, place: int) -> bool:
         """Tells whether a binding behind a place, or a result, reads the memory of an array."""
-        # Views read where they are read themselves: owners are compared, not names.
+        # A view reads nothing until it is read itself: so owners are compared, not names.
         later = [v for b in self.bindings[place + 1 :] for v in self._read(b.value)]
         return any(self.owner(v).same_as(array) for v in [*later, *self.results])
 
@@ -485,18 +487,14 @@ def _copies(value: relax.Expr) -> tirx.PrimFunc:
     loads = [tirx.BufferLoad(source, index) for source in (old, again)]
     copied = tirx.Select(turn < tirx.const(1, "int64"), *loads)
     body = _looped(tirx.BufferStore(new, copied, index), index, new)
-    once = tirx.For(turn, tirx.const(0, "int64"), tirx.const(1, "int64"), _serial(), body)
+    once = tirx.For(turn, tirx.const(0, "int64"), tirx.const(1, "int64"), _SERIAL, body)
     return _opaque_kernel([old, again, new], once)
 
 
 def _looped(body: tirx.Stmt, index: Sequence[tirx.Var], like: tirx.Buffer) -> tirx.Stmt:
     for i, size in reversed(list(zip(index, like.shape, strict=True))):
-        body = tirx.For(i, tirx.const(0, "int64"), tirx.const(int(size), "int64"), _serial(), body)
+        body = tirx.For(i, tirx.const(0, "int64"), tirx.const(int(size), "int64"), _SERIAL, body)
     return body
-
-
-def _serial() -> int:
-    return tirx.ForKind.SERIAL
 
 
 def _opaque_kernel(buffers: Sequence[tirx.Buffer], body: tirx.Stmt) -> tirx.PrimFunc:
