@@ -131,3 +131,10 @@ def test_they_learn(kind):
     logits = g(trained, x)
     assert (jax.nn.softmax(logits).mean(0).argmax(-1) == labels).mean() > 0.9
     assert float(logits.std(0).mean()) > 1e-2  # members differ
+
+
+def test_a_computed_kernel_has_no_factors():
+    with pytest.raises(ValueError, match="kernel of fc1 is no parameter as it is"):
+        batch_ensemble(
+            KEY, lambda p, x: F(jax.tree.map(jnp.tanh, p), x), PARAMS, X, {"fc1": Members(3)}
+        )

@@ -238,3 +238,22 @@ def test_other_parameters_are_named():
     with pytest.raises(ValueError, match="spread"):
         Members(2, spread=-1.0)
     del params
+
+
+def test_counters_have_no_spread_and_init_keeps_shapes():
+    """A whole number can't be perturbed: all members begin with it."""
+    params = {"fc": {"kernel": jnp.arange(6.0).reshape(2, 3), "count": jnp.asarray(7)}}
+
+    def f(params, x):
+        return x @ params["fc"]["kernel"] * params["fc"]["count"]
+
+    g, started = jaxeff.ensemble(KEY, f, params, {"*": Members(3)})
+    np.testing.assert_array_equal(started["fc"]["count"], [7, 7, 7])
+    assert len(np.unique(started["fc"]["kernel"][:, 0, 1])) == 3
+    x = jnp.ones((4, 2))
+    np.testing.assert_allclose(g(started, x)[1], 7 * x @ started["fc"]["kernel"][1], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"fc/kernel of shape \(3, 3\).*have \(2, 3\)"):
+        jaxeff.ensemble(
+            KEY, f, params, {"*": Members(3)},
+            init=lambda key: {"fc": {"kernel": jnp.ones((3, 3)), "count": jnp.asarray(7)}},
+        )  # fmt: skip

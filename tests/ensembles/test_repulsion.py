@@ -332,3 +332,14 @@ def test_what_repulsion_refuses():
         Patches(28)(KEY, IMAGES)
     with pytest.raises(ValueError, match=r"weights of examples.*\[64, 4\]"):
         run(loss, (X, Y, jnp.ones((64, 3))))
+
+
+def test_svgd_says_what_it_averages_over():
+    with pytest.raises(ValueError, match=r'of features choose "wgd"'):
+        repulsive(
+            member_loss(G), G, OUTSIDE, strength=0.1, space=lambda params, x: x, method="svgd"
+        )
+    with pytest.raises(TypeError, match=r"member_loss\(g\), not a function"):
+        repulsive(lambda *_: 0.0, G, OUTSIDE, strength=0.1, method="svgd")
+    with pytest.raises(ValueError, match=r"Patches takes images .*not \[64, 6\]"):
+        Patches(2)(KEY, X)
