@@ -41,6 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxeff.bayes import _precision as precision
 from jaxeff.bayes._precision import (
     NUMBERS,
     Diag,
@@ -49,10 +50,7 @@ from jaxeff.bayes._precision import (
     SiteCurvature,
     SiteWeights,
     WeightBlock,
-    decompose,
-    diagonal,
     matched_variance,
-    products,
     warn_of_negative,
 )
 from jaxeff.bayes.posteriors import Likelihood, resolve_likelihood
@@ -362,7 +360,7 @@ def site_precision(structure: str, rank: int, problem: SiteProblem) -> tuple[Blo
     # Small matrices of many shapes: on the host none is compiled for.
     factors: Any = jax.tree.map(np.asarray, total)
     if structure == "full":
-        values, vectors = decompose(factors[0][0])
+        values, vectors = precision.decompose(factors[0][0])
         return Blocks((Full(values, vectors[:, None, :]),)), log_likelihood
     return Blocks(tuple(map(_of_factors, factors))), log_likelihood
 
@@ -455,9 +453,9 @@ def sampled_slopes(
 
 def _of_factors(factors: tuple[Any, ...]) -> Kron | Diag:
     if len(factors) == 1:
-        return diagonal(factors[0][:, None])
+        return precision.diagonal(factors[0][:, None])
     rows, *products = factors
-    (left, turn), (right, other) = map(decompose, products)
+    (left, turn), (right, other) = map(precision.decompose, products)
     # Both are sums over the rows: their product would count each twice.
     return Kron(left, turn, right / rows, other)
 
@@ -479,7 +477,7 @@ def _recorded(
         itself.
     """
     program = trace(f, params, _first(x))
-    by_leaf = products(program)
+    by_leaf = precision.products(program)
     kernels = {by_leaf[b.leaves[0]]: b for b in weights.blocks if b.order is not None}
     rest = SiteWeights(tuple(block for block in weights.blocks if block.order is None))
 

@@ -26,8 +26,9 @@ import jax
 import numpy as np
 from scipy.stats import entropy
 
+from jaxeff import data
 from jaxeff.core import function_of_form, path_like, validate
-from jaxeff.data import DataError, Dataset, load
+from jaxeff.data import DataError, Dataset
 from jaxeff.dirty_mnist import _recipe
 from jaxeff.store import CheckpointError, cache_folder, load_metadata, load_pytree, save_pytree
 
@@ -127,7 +128,7 @@ def dirty_mnist(
         DataError: The source is missing or damaged, or too few ambiguous images are found.
     """
     recipe = recipe or _recipe.Recipe()
-    source = load(recipe.source, root)
+    source = data.load(recipe.source, root)
     digest = recipe.digest(source)
     place = Path(folder) if folder is not None else cache_folder() / "dirty-mnist"
     # A folder per recipe and source: data sets of several recipes stay side by side.

@@ -80,18 +80,18 @@ def sampled(
         TypeError: It is no posterior, or an argument is of another kind.
         ValueError: The count is below 1, or there are fewer draws.
     """
-    from jaxeff.bayes import sample, to_gaussians  # NumPyro and BlackJAX come with it
+    from jaxeff import bayes  # NumPyro and BlackJAX come with it
 
     core.check_key("sampled: key", key)
     core.check_function("sampled: f", f)
     core.check_count("sampled: count", count)
     # Only which of them are random is asked here, so what they have in common doesn't matter.
-    gaussians = to_gaussians(posterior, diagonal=True)
+    gaussians = bayes.to_gaussians(posterior, diagonal=True)
     # Of a calibrated one: factors are of variances by moments, and no parameters.
     gaussians = getattr(gaussians, "posterior", gaussians)
     leaves = jax.tree.leaves(gaussians, is_leaf=is_gaussian)
     random = [is_gaussian(leaf) for leaf in leaves]
-    draws, structure = jax.tree.flatten(sample(key, posterior, count))
+    draws, structure = jax.tree.flatten(bayes.sample(key, posterior, count))
     # A fixed parameter is the same in all draws: shared, so what it feeds runs once.
     params = [each if is_random else each[0] for each, is_random in zip(draws, random, strict=True)]
     tree = jax.tree.unflatten(structure, params)

@@ -32,9 +32,10 @@ from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import _attention as letters
 from jaxeff.moment_propagation import _statistics as statistics
+from jaxeff.moment_propagation import dependence
 from jaxeff.moment_propagation._attention import AttentionLayer, AxisLetters, Score
 from jaxeff.moment_propagation._values import MomentsWarning
-from jaxeff.moment_propagation.dependence import is_pointwise, join, with_layers
+from jaxeff.moment_propagation.dependence import is_pointwise, with_layers
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Node, Value
 from jaxeff.program.ir import primitives as prim
@@ -186,7 +187,7 @@ def _attention(equations: Equations, layer: Layer, side: int) -> AttentionLayer 
     of_result = "".join(a for a in of_result if a in of_scores + of_values)
     axes = AxisLetters(*pair, of_values, of_scores, of_result, over)
     parts = [equations.made_by[n.outputs[0]][1] for n in (*nodes, *([score.node] if score else []))]
-    joined = join([*dict.fromkeys(parts), layer])
+    joined = dependence.join([*dict.fromkeys(parts), layer])
     operands = [*((score.queries, score.keys) if score else ()), values]
     random = [v for v in joined.inputs if v in equations.dependent]
     known_inputs = set(operands) | set(biases)

@@ -56,8 +56,9 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff import core
 from jaxeff.moment_propagation import _calibrated as calibrated
+from jaxeff.moment_propagation import _moment_pass as moment_pass
 from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
-from jaxeff.moment_propagation._moment_pass import Propagation, batched_leaves, promote, read
+from jaxeff.moment_propagation._moment_pass import Propagation, batched_leaves, promote
 from jaxeff.moment_propagation._moments import DrawSums, Sampling, random_values
 from jaxeff.moment_propagation._values import Gaussian, is_gaussian, is_random, to_variance
 from jaxeff.moment_propagation.rules import Rule
@@ -511,7 +512,7 @@ def _in_groups(
     """Divides the inputs into groups, if every random result consists of those of its inputs."""
 
     def reading(args: Any, kwargs: Any) -> SampledProgram:
-        program, values, _ = read(f, args, kwargs)
+        program, values, _ = moment_pass.read(f, args, kwargs)
         return SampledProgram(program, values, _measured(propagation, program, values, of_results))
 
     args, kwargs = inputs

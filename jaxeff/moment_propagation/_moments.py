@@ -81,9 +81,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff import core
+from jaxeff.moment_propagation import _moment_pass as moment_pass
 from jaxeff.moment_propagation import _values
 from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
-from jaxeff.moment_propagation._moment_pass import Propagation, read
+from jaxeff.moment_propagation._moment_pass import Propagation
 from jaxeff.moment_propagation.dependence import Assumption, Assumptions
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.noise import MomentNoise, Noise, perturbed_inputs, perturbs_layer
@@ -303,7 +304,7 @@ def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
         core.check_key("sampled: key", key)
         for position, argument in enumerate(args):
             core.check_params(f"sampled: argument {position}", argument)
-        program, values, factors = read(f, args, kwargs)
+        program, values, factors = moment_pass.read(f, args, kwargs)
         propagation = Propagation({}, "variance", lambda _: None)
 
         def rule(layer: Layer, at: Any, *inputs: Any) -> Sequence[Any]:

@@ -56,8 +56,9 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jaxeff import core
+from jaxeff.moment_propagation import _moment_pass as moment_pass
 from jaxeff.moment_propagation._calibrated import uncalibrated
-from jaxeff.moment_propagation._moment_pass import Propagation, read
+from jaxeff.moment_propagation._moment_pass import Propagation
 from jaxeff.moment_propagation._moments import moments, ratios, sampled_moments
 from jaxeff.moment_propagation._values import (
     Gaussian,
@@ -175,7 +176,7 @@ def site_ratios(
 
     @jax.jit
     def run(key: PRNGKeyArray, args: Any, kwargs: Any) -> tuple[dict[str, Any], list[Any]]:
-        program, values, _ = read(f, args, kwargs)
+        program, values, _ = moment_pass.read(f, args, kwargs)
         prepared = propagation.prepare(program, values)
         layers = [
             layer

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxeff import core
+from jaxeff import core, training
 from jaxeff.pruning._budget import Budget, macs, parameters
 from jaxeff.pruning._plan import Plan
 from jaxeff.pruning._prune_plan import Prune, prune_plan
@@ -49,7 +49,7 @@ from jaxeff.pruning.dependencies import PlanError, channels, leaf_path
 from jaxeff.pruning.dependencies import kept as kept_indices
 from jaxeff.pruning.scores import Score, l1
 from jaxeff.store import Journal, run_identity
-from jaxeff.training import Loss, describe_training, fit, init
+from jaxeff.training import Loss, describe_training, fit
 
 Model = Callable[..., Any]
 
@@ -150,7 +150,7 @@ def prune_iteratively(
     kept = None
     if folder is not None:
         # What decides the result is hashed: a folder of another run must not be taken up.
-        start = init(params, optimizer, state)
+        start = training.init(params, optimizer, state)
         parts = describe_training(key, loss(f), optimizer, start, data, batch_size)
         run = run_identity(key, data, described, parts)
         kept = Journal(Path(folder) / "rounds.jsonl", run)

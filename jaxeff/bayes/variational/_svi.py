@@ -49,7 +49,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff import core
+from jaxeff import core, training
 from jaxeff.bayes import posteriors
 from jaxeff.bayes.posteriors import prior_scales
 from jaxeff.bayes.variational._guides import (
@@ -60,7 +60,7 @@ from jaxeff.bayes.variational._guides import (
 )
 from jaxeff.moment_propagation import calibrate_moments, is_gaussian
 from jaxeff.store import run_identity
-from jaxeff.training import RunOptions, TrainState, describe_training, init, make_epoch, run_epochs
+from jaxeff.training import RunOptions, TrainState, describe_training, make_epoch, run_epochs
 
 Loss = Callable[[Any, Any], Float[Array, ""]]
 """From outputs with a leading axis of draws and targets to a loss per example, in nats."""
@@ -257,7 +257,7 @@ def train(
 
     # `fold_in` with a number that no epoch has: the start and the epochs draw
     # independently.
-    start = init(guide.start(jax.random.fold_in(key, START), params, stds), optimizer)
+    start = training.init(guide.start(jax.random.fold_in(key, START), params, stds), optimizer)
     identity = None
     if run.get("checkpoint") is not None:
         described = {

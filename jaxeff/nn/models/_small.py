@@ -76,11 +76,11 @@ def small_classifier(
     Returns:
       The function, its parameters, and normalized images with their labels.
     """
-    from jaxeff.data import load, normalize  # scikit-learn comes with it
+    from jaxeff import data  # scikit-learn comes with it
 
     f, params = functional(SmallCNN(rngs=nnx.Rngs(0)))
-    digits = load("digits")
-    images = normalize(digits.train_images[:examples], "digits")
+    digits = data.load("digits")
+    images = data.normalize(digits.train_images[:examples], "digits")
     return f, params, (images, jnp.asarray(digits.train_labels[:examples]))
 
 

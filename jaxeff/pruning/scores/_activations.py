@@ -53,7 +53,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.compression.post_training import Multiplication, arguments, multiplications
+from jaxeff.compression import post_training
+from jaxeff.compression.post_training import Multiplication, multiplications
 from jaxeff.core import check_number
 from jaxeff.program import Layer, evaluate, plain_rule, trace
 from jaxeff.pruning import dependencies
@@ -118,7 +119,7 @@ def products(f: Callable[..., Any], params: Any, batch: Any, where: str) -> list
     Raises:
         ValueError: The batch is empty or not finite.
     """
-    args = arguments(where, batch)
+    args = post_training.arguments(where, batch)
     program = trace(f, params, *args)
     channels = dependencies.read_channels(program)
     at_site, _ = multiplications(program)
@@ -151,7 +152,7 @@ def activations(
     Raises:
         ValueError: As for `products`.
     """
-    args = arguments(where, batch)
+    args = post_training.arguments(where, batch)
     program = trace(f, params, *args)
     channels = dependencies.read_channels(program)
 
