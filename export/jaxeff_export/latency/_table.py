@@ -173,8 +173,8 @@ class Cells:
         kept, sizes = np.asarray(policy.kept).tolist(), self.space.sizes.tolist()
         layers = []
         for i, like in enumerate(self.like):
-            made = self._next if self.steps else self._between
-            channels = [made(kept[g], sizes[g]) for g in self.written[i]]
+            nodes_of = self._next if self.steps else self._between
+            channels = [nodes_of(kept[g], sizes[g]) for g in self.written[i]]
             channels += [self._between(kept[g], sizes[g]) for g in self.read[i]]
             bits = self._bits(int(weights[i]), int(activations[i]))
             layer_shares = []
