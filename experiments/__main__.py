@@ -25,6 +25,7 @@ MODULES = (
     "walking_noise",
     "beyond.accelerators",
     "beyond.analog_posterior",
+    "beyond.architectures",
     "beyond.bridges",
     "beyond.c_library",
     "beyond.certainty",

@@ -450,3 +450,17 @@ def test_a_table_that_is_used_twice_is_there_once_by_its_shapes_too():
     codes = g.convert(params, tokens)
     assert codes.shared
     assert g.convert(_of_shapes(params), tokens) == _of_shapes(codes)
+
+
+@pytest.mark.parametrize("steps", [4, 2**8, 2**14])
+def test_a_rounding_behind_a_product_is_no_clamp(steps):
+    def f(params, x):
+        return jnp.clip(jnp.round(x @ params["w"] * steps), -100, 100) / steps
+
+    rng = np.random.default_rng(0)
+    params = {"w": (rng.normal(size=(8, 4)) / steps).astype(np.float32)}
+    x = 10 * rng.normal(size=(32, 8)).astype(np.float32)
+    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec)
+    y = np.asarray(g(g.convert(params, x), x)) * steps
+    np.testing.assert_array_equal(y, np.round(y))
+    assert np.abs(y - f(params, x) * steps).max() <= 3

@@ -117,3 +117,15 @@ def test_bad_numbers_are_named():
     for one in (1, jnp.array([4, 1])):
         with pytest.raises(ValueError, match=r"LSQ\.narrow leaves one bit the code 0 alone"):
             LSQ(one, narrow=True)
+
+
+def test_an_offset_of_whole_steps_has_a_code_for_zero():
+    # In float32 some of these products divide to a neighbour of the whole number.
+    steps = np.random.default_rng(0).uniform(1e-4, 1, 100).astype(np.float32)
+    products = np.float32(-255) * steps
+    assert (products / steps != -255).any()
+    for step, offset in zip(steps, products, strict=True):
+        method = LSQ(8, step=float(step), signed=False, offset=float(offset), asymmetric=True)
+        assert method.uniform_grid(None, DATA).zero == -255
+    between = LSQ(8, step=0.5, signed=False, offset=-0.2, asymmetric=True)
+    np.testing.assert_allclose(between.uniform_grid(None, DATA).zero, -0.4, rtol=1e-6)

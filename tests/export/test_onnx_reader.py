@@ -18,6 +18,7 @@ from jaxeff.pruning import Prune
 onnx = pytest.importorskip("onnx")
 from jaxeff_export import OnnxError, from_onnx, to_onnx  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 pytestmark = pytest.mark.promotes("dtype", "rank")  # what is compared here does
 RIGHT = (111, 111, 113, 113, 111, 110, 109, 107, 108, 110, 109, 112, 110, 111, 111, 111)
@@ -148,6 +149,168 @@ def test_a_pruned_model_goes_back(net, x):
     np.testing.assert_allclose(run(after, x), jaxeff.pruned(f, plan)(small, x), atol=1e-6)
     with pytest.raises(ValueError, match="can't hold these shapes"):
         jaxeff.restore(net, {**params, "fc": {**params["fc"], "weight": weight(5, 7)}}, state)
+
+
+def pair(name, result, step, zero=""):
+    """A pair that rounds a value, and its name."""
+    grid = f"{step} {zero}".strip()
+    return [
+        node("QuantizeLinear", f"{name} {grid}", f"{result}_codes"),
+        node("DequantizeLinear", f"{result}_codes {grid}", result),
+    ]
+
+
+def quantized_file(kind, zeros, weights="stored", ends=None):
+    """A network with pairs as quantizers write them, whose steps are powers of two.
+
+    All of its sums are exact in float32, and many values lie in the middle between two codes.
+    """
+    rng = np.random.default_rng(0)
+    tensors = {
+        "s0": np.float32(2**-4), "s1": np.float32(2**-3), "s2": np.float32(2**-2),
+        "z0": np.asarray(zeros[0], kind), "z1": np.asarray(zeros[1], kind),
+        "conv.weight": rng.integers(-100, 101, (4, 3, 3, 3)).astype(np.int8),
+        "conv.bias": rng.integers(-500, 500, 4).astype(np.int32),
+        "fc.weight": rng.integers(-100, 101, (5, 4)).astype(np.int8),
+        "fc.bias": rng.integers(-500, 500, 5).astype(np.int32),
+        "each": np.asarray([2.0**-6, 2.0**-8, 2.0**-7, 2.0**-7], np.float32),
+        "ws": np.float32(2**-7), "wz": np.asarray(0, np.int8), "none": np.zeros(4, np.int8),
+        "bias_steps": np.asarray([2.0**-10, 2.0**-12, 2.0**-11, 2.0**-11], np.float32),
+        "bs": np.float32(2**-10), "bz": np.asarray(0, np.int32), "zeros": np.zeros(4, np.int32),
+    }  # fmt: skip
+    nodes = [
+        node("DequantizeLinear", "conv.weight each none", "w1", axis=0),
+        node("DequantizeLinear", "conv.bias bias_steps zeros", "b1", axis=0),
+        node("DequantizeLinear", "fc.weight ws wz", "w2"),
+        node("DequantizeLinear", "fc.bias bs bz", "b2"),
+    ]
+    if weights != "stored":  # floats that are rounded in the graph
+        tensors["fc.weight"] = tensors["fc.weight"].astype(np.float32) * tensors["ws"] + 2**-10
+        nodes[2:3] = pair("fc.weight", "w2", "ws", "wz")
+    if weights == "clamped":
+        tensors |= {"low": np.asarray(-127, np.int8), "high": np.asarray(127, np.int8)}
+        nodes[2:4] = [
+            node("QuantizeLinear", "fc.weight ws wz", "c2"),
+            node("Clip", "c2 low high", "c3"),
+            node("DequantizeLinear", "c3 ws wz", "w2"),
+        ]
+    nodes += [
+        *pair("x", "x1", "s0", "z0"),
+        node("Conv", "x1 w1 b1", "a", "/conv/Conv", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "b"),
+        *pair("b", "b1_", "s1", "z1"),
+        node("MaxPool", "b1_", "m", kernel_shape=[4, 4], strides=[4, 4]),
+        node("Flatten", "m", "rows"),
+        *pair("rows", "rows1", "s1", "z1"),
+        node("Gemm", "rows1 w2 b2", "last", "/fc/Gemm", transB=1),
+        *pair("last", "y", "s2", "z0"),
+    ]
+    return built(nodes, {"x": ("n", 3, 4, 4)}, {"y": ("n", 5)}, tensors, opset=21)
+
+
+@pytest.mark.parametrize("weights", ["stored", "rounded", "clamped"])
+@pytest.mark.parametrize(("kind", "zeros"), [("uint8", (113, 0)), ("int8", (-3, -128))])
+def test_grids_of_a_quantized_file_go_to_integers_bit_for_bit(kind, zeros, weights, x):
+    model = quantized_file(kind, zeros, weights)
+    data = np.random.default_rng(1).integers(-120, 120, (64, 3, 4, 4)).astype(np.float32) / 32
+    (exact,) = ReferenceEvaluator(model).run(None, {"x": data})
+    assert len(np.unique(exact)) > 20  # not at the ends of the grid
+    f, params = jaxeff.functional(model)
+    assert jax.tree.map(jnp.shape, params) == {
+        "conv": {"weight": (4, 3, 3, 3), "bias": (4,)}, "fc": {"weight": (5, 4), "bias": (5,)},
+    }  # fmt: skip
+    np.testing.assert_array_equal(f(params, data), exact)
+
+    f, params, spec = from_onnx(model, grids=True)
+    assert set(spec) == {"conv", "fc"}
+    assert (spec["conv"].activations.step, spec["fc"].activations.step) == (2**-4, 2**-3)
+    g = jaxeff.integer(f, spec)
+    codes = g.convert(params, data)
+    np.testing.assert_array_equal(jax.jit(g)(codes, data), exact)
+    if weights == "stored":
+        tensors = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        kernel = np.moveaxis(tensors["conv.weight"], 0, -1).transpose(1, 2, 0, 3)
+        np.testing.assert_array_equal(codes.named()["conv/codes"], kernel)
+        np.testing.assert_array_equal(codes.named()["fc/codes"], tensors["fc.weight"].T)
+
+
+def test_a_file_of_even_zeros_is_what_quantized_computes():
+    model = quantized_file("uint8", (112, 2))
+    data = np.random.default_rng(1).integers(-120, 120, (64, 3, 4, 4)).astype(np.float32) / 32
+    (exact,) = ReferenceEvaluator(model).run(None, {"x": data})
+    f, params, spec = from_onnx(model, grids=True)
+    np.testing.assert_array_equal(jaxeff.quantized(f, spec)(params, data), exact)
+
+
+def test_between_products_codes_stay_codes():
+    f, params, _ = from_onnx(quantized_file("uint8", (113, 0)), grids=True)
+    data = np.zeros((2, 3, 4, 4), np.float32)
+    # The pair before the pooling repeats that after it; the last one has no product behind it.
+    assert [s for s in jaxeff.sites(f, params, data) if "elementwise" in s] == [
+        "y_codes/elementwise"
+    ]
+
+
+def test_quantized_weights_go_back_as_integers():
+    model = quantized_file("uint8", (113, 0))
+    _, params = jaxeff.functional(model)
+    before, after = (
+        {t.name: numpy_helper.to_array(t) for t in m.graph.initializer}
+        for m in (model, jaxeff.restore(model, params))
+    )
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array, strict=True)
+    params["fc"]["weight"] = -params["fc"]["weight"] + 2**-9  # a quarter of a step
+    back = {t.name: t for t in jaxeff.restore(model, params).graph.initializer}
+    codes = numpy_helper.to_array(back["fc.weight"])
+    np.testing.assert_array_equal(codes, -before["fc.weight"], strict=True)
+    params["fc"]["weight"] = params["fc"]["weight"][:, :2]
+    with pytest.raises(ValueError, match=r"integers of shape \(5, 4\) can't become \(5, 2\)"):
+        jaxeff.restore(model, params)
+
+
+def test_pairs_that_are_no_grids_of_integers_stay(net, x):
+    with pytest.raises(OnnxError, match="this one has none: take from_onnx"):
+        from_onnx(net, grids=True)
+    model = quantized_file("uint16", (113, 0))
+    with pytest.raises(OnnxError, match="at most 8 bits"):
+        from_onnx(model, grids=True)
+    # A weight with a code of -128 has none above zero to match.
+    model = quantized_file("uint8", (113, 0))
+    (weight,) = (t for t in model.graph.initializer if t.name == "fc.weight")
+    codes = numpy_helper.to_array(weight).copy()
+    codes[0, 0] = -128
+    weight.CopyFrom(numpy_helper.from_array(codes, "fc.weight"))
+    f, params, spec = from_onnx(model, grids=True)
+    assert set(spec) == {"conv"}
+    data = np.random.default_rng(1).normal(size=(8, 3, 4, 4)).astype(np.float32)
+    (exact,) = ReferenceEvaluator(model).run(None, {"x": data})
+    np.testing.assert_array_equal(jaxeff.quantized(f, spec)(params, data), exact)
+
+
+def test_files_of_onnx_runtimes_quantizer_are_integers_of_its_codes(net, x, tmp_path):
+    quantization = pytest.importorskip("onnxruntime.quantization")
+
+    class Examples(quantization.CalibrationDataReader):
+        batches = iter([{"x": x}])
+
+        def get_next(self):
+            return next(self.batches, None)
+
+    onnx.save(net, tmp_path / "net.onnx")
+    quantization.quantize_static(
+        str(tmp_path / "net.onnx"), str(tmp_path / "q.onnx"), Examples(), per_channel=True,
+        quant_format=quantization.QuantFormat.QDQ,
+    )  # fmt: skip
+    f, params, spec = from_onnx(tmp_path / "q.onnx", grids=True)
+    assert set(spec) == {"layer1/0", "fc"}
+    g = jaxeff.integer(f, spec)
+    y, exact = g(g.convert(params, x), x), run(onnx.load(tmp_path / "q.onnx"), x)
+    step = np.diff(np.unique(exact)).min()
+    # A value between two codes to float32's digits may be either.
+    steps = np.rint((y - exact) / step)
+    assert np.abs(steps).max() <= 1
+    assert np.mean(steps != 0) <= 0.05
 
 
 def test_to_onnx_and_back(tmp_path):

@@ -13,7 +13,6 @@ one of two other numbers then, which may be its other neighbour.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -379,7 +378,7 @@ def fuse_roundings(graph: OnnxGraph, results: Sequence[str]) -> None:
     same: dict[str, str] = {}
     for node in nodes:
         # What a replaced rounding made is read from its successor from here on.
-        for reader in _with_inner(node):
+        for reader in with_inner(node):
             reader.input[:] = [same.get(name, name) for name in reader.input]
         rounding = _rounding(graph, makers, node)
         if rounding is not None and (fused := _emit(graph, rounding)) is not None:
@@ -388,23 +387,33 @@ def fuse_roundings(graph: OnnxGraph, results: Sequence[str]) -> None:
             same[node.output[0]] = other
         else:
             graph.nodes.append(node)
-    # From the results backwards: a node comes after all that it reads.
-    needed = Counter(results)
+    graph.nodes = needed_nodes(graph.nodes, results)
+    needed = {*results, *_read(graph.nodes)}
+    graph.constants = {n: a for n, a in graph.constants.items() if n in needed}
+
+
+def needed_nodes(nodes: Sequence[Any], results: Iterable[str]) -> list[Any]:
+    """Returns the nodes that results are made of, in their order."""
+    needed = {*results}
     kept = []
-    for node in reversed(graph.nodes):
-        if any(needed[name] for name in node.output):
-            needed.update(name for reader in _with_inner(node) for name in reader.input)
+    # From the results backwards: a node comes after all that it reads.
+    for node in reversed(nodes):
+        if needed & {*node.output}:
+            needed |= _read([node])
             kept.append(node)
-    graph.nodes = kept[::-1]
-    graph.constants = {n: a for n, a in graph.constants.items() if needed[n]}
+    return kept[::-1]
 
 
-def _with_inner(node: Any) -> Iterator[Any]:
+def _read(nodes: Iterable[Any]) -> set[str]:
+    return {name for node in nodes for reader in with_inner(node) for name in reader.input}
+
+
+def with_inner(node: Any) -> Iterator[Any]:
     """Yields a node and those of the graphs that it holds, which read names from outside too."""
     yield node
     for attribute in node.attribute:
         for inner in attribute.g.node:
-            yield from _with_inner(inner)
+            yield from with_inner(inner)
 
 
 def _rounding(graph: OnnxGraph, makers: Mapping[str, Any], node: Any) -> _Rounding | None:

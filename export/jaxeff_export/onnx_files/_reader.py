@@ -19,6 +19,8 @@ Sharp edges:
 - Parameters are the floating-point initializers that have axes, means and variances of batch norms
   are state, and everything else is a constant: integers, single numbers, and whatever says a shape.
   A name is cut at "/" and ".", unless another name would then stand in its way.
+- Integers of the file that `DequantizeLinear` makes floats of are parameters too, by the integers'
+  names and of the floats' values. `restore` rounds them to the file's grid.
 - Shapes are computed while tracing, by NumPy. What depends on an input under `jax.jit` is not known
   then: an operator that needs it to know a shape is refused by name. Called without `jit`, integer
   inputs that are NumPy arrays are known.
@@ -34,7 +36,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -42,14 +44,20 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from jaxeff.compression import LayerQuantization, PostTrained
 from jaxeff.core import LibraryModel, functional
 from jaxeff_export.onnx_files import _operators as operators
-from jaxeff_export.onnx_files._graph import OnnxError
+from jaxeff_export.onnx_files._graph import OnnxError, StoredWeight, with_inner
+from jaxeff_export.onnx_files._grids import (
+    dequantized,
+    requantized,
+    stored_weights,
+    without_pairs,
+)
 from jaxeff_export.onnx_files._loading import array_of, loaded
 from jaxeff_export.onnx_files._operators_control import CONTROL_OPERATORS
 from jaxeff_export.onnx_files._operators_nn import NN_OPERATORS
 from jaxeff_export.onnx_files._operators_recurrent import RECURRENT_OPERATORS
-from jaxeff_export.onnx_files._operators_sampling import SAMPLING_OPERATORS
 from jaxeff_export.onnx_files._operators_tensors import TENSOR_OPERATORS
 
 _DEEPEST = 64  # functions and graphs inside each other
@@ -61,45 +69,113 @@ _STATIC = {
 """Inputs that are settings, not weights, of whatever dtype."""
 
 
+Source = str | os.PathLike[str] | onnx.ModelProto
+
+
+@overload
 def from_onnx(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-) -> tuple[Callable[..., Any], dict[str, Any]]:
+    model: Source, *, grids: Literal[False] = ...
+) -> tuple[Callable[..., Any], dict[str, Any]]: ...
+
+
+@overload
+def from_onnx(model: Source, *, grids: Literal[True]) -> PostTrained: ...
+
+
+def from_onnx(
+    model: Source, *, grids: bool = False
+) -> tuple[Callable[..., Any], dict[str, Any]] | PostTrained:
     """Reads an ONNX model as a pure function of its parameters and inputs.
 
     Args:
         model: A path (`.onnx`), or what `onnx.load` returns. Operator sets from 7 to the newest
             that the installed package `onnx` knows.
+        grids: Whether to return the grids of a quantized file's products as a spec, and a function
+            that doesn't round there: `QuantizeLinear` and `DequantizeLinear` pairs, as ONNX
+            Runtime, Brevitas and AIMET write them.
 
     Returns:
         ``(f, params)``: ``f(params, *inputs)`` takes the graph's inputs in order, or by name, and
         returns its result, or a tuple of several; ``params`` is a nested dict of the floating-point
         initializers. This is ``jaxeff.functional(model)``; with ``mutable=True`` that gives the
-        statistics of batch norms too.
+        statistics of batch norms too. With ``grids`` ``(f, params, spec)``: ``quantized(f, spec)``
+        computes what the file does, and ``integer(f, spec)`` with the file's own integers.
 
     Raises:
         OnnxError: The file is damaged, is larger than 2 GiB, names data outside its folder, or has
             an operator that isn't read: the message names the operator, the node and the operator
-            set. Operators are read when ``f`` is traced.
+            set. Operators are read when ``f`` is traced. Or `grids` finds none.
         OSError: There is no such file.
     """
-    return functional(model)
+    if not grids:
+        return functional(model)
+    without, settings = without_pairs(loaded(model))
+    return PostTrained(*functional(without), _by_site(without.graph, settings))
+
+
+def _by_site(
+    graph: onnx.GraphProto, settings: Sequence[tuple[str, LayerQuantization]]
+) -> dict[str, LayerQuantization]:
+    """Returns the settings of weights by the names that layers have by these weights."""
+    weights = _FloatWeights.of(graph)
+    modules = {name: path.rpartition("/")[0] or path for name, path in weights.paths.items()}
+    # A module of one product gives it its name, and each weight of several names its own.
+    products = Counter(modules[n] for n in weights.paths if weights.floats[n].ndim > 1)
+    uses: Counter[str] = Counter()
+    spec = {}
+    for name, setting in settings:
+        site = modules[name] if products[modules[name]] == 1 else weights.paths[name]
+        spec[f"{site}#{uses[site]}" if uses[site] else site] = setting
+        uses[site] += 1
+    return spec
+
+
+class _FloatWeights(NamedTuple):
+    """The floating-point arrays of a graph that have axes.
+
+    Attributes:
+        floats: They by their initializer's name.
+        paths: Their paths in `params`, or in the state.
+        statistics: Names of those that are statistics of batch norms.
+        sources: Names of integers that `DequantizeLinear` makes floats of, by the floats' names.
+        integers: These integers by their name.
+    """
+
+    floats: dict[str, np.ndarray]
+    paths: dict[str, str]
+    statistics: set[str]
+    sources: dict[str, str]
+    integers: dict[str, StoredWeight]
+
+    @classmethod
+    def of(cls, graph: onnx.GraphProto) -> "_FloatWeights":
+        """Reads a graph."""
+        arrays = {tensor.name: array_of(tensor) for tensor in graph.initializer}
+        statistics, settings = _roles(graph)
+        stored = stored_weights(graph, arrays)
+        read = Counter(n for node in graph.node for inner in with_inner(node) for n in inner.input)
+        read.update(value.name for value in graph.output)
+        # Integers that something else reads too stay what they are.
+        sources = {name: source for name, (source, _) in stored.items() if read[source] == 1}
+        integers = {source: stored[name][1] for name, source in sources.items()}
+        floats = {
+            name: dequantized(integers[name]) if name in integers else array
+            for name, array in arrays.items()
+            if name in integers
+            or (jnp.issubdtype(array.dtype, jnp.floating) and array.ndim and name not in settings
+                and array.dtype.itemsize > 1)
+        }  # fmt: skip
+        return cls(floats, _paths([*floats]), statistics, sources, integers)
 
 
 def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryModel:
     """Reads a model: weights are its parameters, statistics of batch norms its state."""
     model = loaded(model)
     arrays = {tensor.name: array_of(tensor) for tensor in model.graph.initializer}
-    statistics, settings = _roles(model.graph)
-    weights = [
-        name
-        for name, array in arrays.items()
-        if jnp.issubdtype(array.dtype, jnp.floating) and array.ndim and name not in settings
-        and array.dtype.itemsize > 1
-    ]  # fmt: skip
-    paths = _paths(weights)
+    floats, paths, statistics, sources, integers = _FloatWeights.of(model.graph)
     names = {path: name for name, path in paths.items()}
-    params = {paths[n]: jnp.asarray(arrays[n]) for n in weights if n not in statistics}
-    state = {paths[n]: jnp.asarray(arrays[n]) for n in weights if n in statistics}
+    params = {paths[n]: jnp.asarray(w) for n, w in floats.items() if n not in statistics}
+    state = {paths[n]: jnp.asarray(w) for n, w in floats.items() if n in statistics}
     constants = {name: array for name, array in arrays.items() if name not in paths}
     inputs = [value.name for value in model.graph.input if value.name not in arrays]
     outputs = [value.name for value in model.graph.output]
@@ -123,7 +199,10 @@ def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryM
                 f"{sorted(kwargs)} by name."
             )
         values: dict[str, operators.Value] = {**constants}
-        values |= {names[path]: leaf for path, leaf in {**params, **state}.items()}
+        leaves = {names[path]: leaf for path, leaf in {**params, **state}.items()}
+        # Of integers it is the floats that they stand for.
+        values |= {name: leaf for name, leaf in leaves.items() if name not in integers}
+        values |= {name: leaves[source] for name, source in sources.items()}
         values |= {name: _input(value) for name, value in {**by_position, **kwargs}.items()}
         with jax.named_scope(_scope(model.graph.name or "onnx")):
             results = program.graph(model.graph, values, program.opsets, {}, 0)
@@ -132,6 +211,7 @@ def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryM
 
     def restored(params: dict[str, Any], state: dict[str, Any]) -> onnx.ModelProto:
         leaves = {names[path]: np.asarray(leaf) for path, leaf in {**params, **state}.items()}
+        leaves |= {n: requantized(leaves[n], weight) for n, weight in integers.items()}
         return _with_initializers(model, leaves)
 
     keys: dict[str, tuple[str, ...]] = {
@@ -253,6 +333,8 @@ class _OnnxProgram:
         else:
             outputs = [*graph.output]
         for node in graph.node:
+            if not depth and node.output and all(name in values for name in node.output):
+                continue  # a parameter, which the file has as integers
             results = self._node(node, values, opsets, attributes, depth)
             for name, result in zip(node.output, results, strict=False):
                 if name:
@@ -277,7 +359,7 @@ class _OnnxProgram:
         own_attributes = {
             a.name: a for a in (_bound(a, attributes) for a in node.attribute) if a is not None
         }
-        scope = _scope(node.name or next(filter(None, node.output), node.op_type))
+        scope = _scope(_name(node))
 
         if (domain, node.op_type) in self._functions:
             body = self._functions[domain, node.op_type]
@@ -363,6 +445,10 @@ def _inputs(node: onnx.NodeProto, values: Mapping[str, operators.Value]) -> list
 
 def _versions(entries: Iterable[Any]) -> dict[str, int]:
     return {"" if e.domain == "ai.onnx" else e.domain: e.version for e in entries}
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return node.name or next(filter(None, node.output), node.op_type)
 
 
 def _scope(name: str) -> str:
@@ -461,7 +547,6 @@ _RULES = {
     **TENSOR_OPERATORS,
     **NN_OPERATORS,
     **RECURRENT_OPERATORS,
-    **SAMPLING_OPERATORS,
     **CONTROL_OPERATORS,
     "Constant": _constant,
 }

@@ -26,8 +26,13 @@ from jaxeff.program import Layer
 from jaxeff.program.ir import Contraction, entering, noted, run_nodes
 from jaxeff.program.ir import primitives as prim
 
-# On, between and far beyond the ends of usual clamps, all exact in floats of 16 bits.
-_PROBES = np.array([-50, -7.25, -6, -3, -1, -0.5, 0, 0.25, 1, 2.5, 3, 6, 7.25, 60], np.float32)
+# On, between and far beyond the ends of usual clamps, all exact in floats of 16 bits; three of many
+# digits, so that a rounding to quarters, or to any finer power of two, isn't taken for a clamp.
+_PROBES = np.array(
+    [-50, -7.25, -6, -3, -1, -0.5, 0, 171 * 2**-21, 171 * 2**-15, 0.25, 171 * 2**-9, 1, 2.5, 3, 6,
+     7.25, 60],
+    np.float32,
+)  # fmt: skip
 
 
 @noted

@@ -140,9 +140,10 @@ class LSQ(BaseQuantizer):
         step = numerics.keep_positive(jnp.asarray(self.step, jnp.float32))
         ends = self.ends(step.dtype, tensor.role)
         offset = jnp.asarray(0.0 if self.offset is None else self.offset, step.dtype)
-        return numerics.Grid(
-            step, *(jnp.broadcast_to(n, step.shape) for n in (offset / step, *ends))
-        )
+        zero = offset / step
+        # Steps times a whole number in float32 divide to a neighbour of it.
+        zero = jnp.where(jnp.round(zero) * step == offset, jnp.round(zero), zero)
+        return numerics.Grid(step, *(jnp.broadcast_to(n, step.shape) for n in (zero, *ends)))
 
 
 def _least_error(
