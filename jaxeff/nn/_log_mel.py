@@ -64,67 +64,87 @@ def leading(x: Array) -> Array:
     return 32 - jax.lax.clz(x)
 
 
-def half_spectrum(x: Int32[Array, " size"]) -> tuple[Int32[Array, " bins"], Int32[Array, " bins"]]:
+def half_spectrum(x: Int16[Array, " size"]) -> tuple[Int32[Array, " bins"], Int32[Array, " bins"]]:
     """Computes the Fourier transform of real numbers, over half their number.
 
     Pairs of numbers are one complex number each, so that the transform has half the length; each
     of its passes halves what it adds, so that nothing grows.
 
     Args:
-        x: `[size]` below 2^15 in magnitude, size a power of two.
+        x: `[size]`, times a Hann window, size a power of two.
 
     Returns:
         Real and imaginary parts of `[size // 2 + 1]` bins, times 2 / size.
     """
     half = len(x) // 2
-    re, im = _transformed(x[0::2], x[1::2])
+    # Of half circles: what the pairs are turned by at the end, and passes by every second.
+    turns = _fractions(np.pi * np.arange(half + 1) / half)
+    re, im, order = _transformed(x[0::2], x[1::2], turns[::2])
     # Z(half) is Z(0), and Z(-k) is Z(half - k).
-    back = -np.arange(half + 1) % half
-    k = np.arange(half + 1) % half
-    ar, ai, br, bi = re[k], im[k], re[back], -im[back]
+    k, back = np.arange(half + 1) % half, -np.arange(half + 1) % half
+    (ar, br), (ai, bi) = ([_looked_up(z, order[at]) for at in (k, back)] for z in (re, im))
     # X = (E - i W O) / 2 with E = Z(k) + Z*(-k), O = Z(k) - Z*(-k), which are below 2^17.
-    turn = np.pi * np.arange(half + 1) / half
-    pr, pi = _turned(ai - bi, br - ar, *_fractions(turn), TWIDDLE)
-    return shifted(ar + br + pr, 1), shifted(ai + bi + pi, 1)
+    cos, sin = turns.T.astype(np.int32)
+    pr, pi = _turned(ai + bi, br - ar, cos, sin, TWIDDLE)
+    return shifted(ar + br + pr, 1), shifted(ai - bi + pi, 1)
 
 
-def _transformed(re: Array, im: Array) -> tuple[Array, Array]:
+def _transformed(re: Array, im: Array, turns: np.ndarray) -> tuple[Array, Array, np.ndarray]:
     """Pease's algorithm: all passes read and write the same places, so that they are one loop.
 
     A device then has the code of one pass, which is most of what a front end takes otherwise.
+    Between passes numbers have 16 bits: a pass takes the mean of two numbers, which a Hann window
+    weighs by at most 1 together, so that they are below 2^15 sqrt(1/2) from the first one on.
+
+    Args:
+        re: int16 `[length]`, real parts.
+        im: Imaginary parts.
+        turns: Cosines and sines of fractions of a half circle, int16 `[length / 2, 2]` or more.
+
+    Returns:
+        Both parts, and where each number of the transform stands in them.
     """
     length = len(re)
-    passes, half = length.bit_length() - 1, length // 2
-    if not passes:
-        return re, im
-    angles = np.pi * np.arange(half) / half
-    cos, sin = (jnp.asarray(table) for table in _fractions(angles))
-    place = jnp.arange(half, dtype=jnp.int32)
+    bits, half = length.bit_length() - 1, length // 2
+    place, (cos, sin) = jnp.arange(half, dtype=jnp.int16), map(jnp.asarray, turns.T)
 
     def one(number: Array, parts: tuple[Array, Array]) -> tuple[Array, Array]:
-        re, im = parts
+        (ar, br), (ai, bi) = (
+            (part[:half].astype(jnp.int32), part[half:].astype(jnp.int32)) for part in parts
+        )
         # Halves are added and subtracted; the difference is turned, and both take turns. A half
         # is rounded up in one pass and down in the next: always up would be a constant in bin 0.
-        up = (number + 1) % 2
-        sums = (re[:half] + re[half:] + up) >> 1, (im[:half] + im[half:] + up) >> 1
-        apart = re[:half] - re[half:], im[:half] - im[half:]
+        up = (number + 1) & 1
+        sums = (ar + br + up) >> 1, (ai + bi + up) >> 1
         # Of the table's angles the pass takes every second, fourth, ..., each for as many places.
-        angle = (place >> number) << number
-        turned = _turned(*apart, cos[angle], sin[angle], TWIDDLE + 1)
-        first, second = (jnp.stack(pair, 1).reshape(-1) for pair in zip(sums, turned, strict=True))
+        few = number.astype(place.dtype)
+        # Once for each table, which then is one kernel: what both share would be kept three times.
+        c, s = (_looked_up(table, (place >> few) << few) for table in (cos, sin))
+        turned = _turned(ar - br, ai - bi, c, s, TWIDDLE + 1)
+        first, second = (
+            jnp.stack([part.astype(jnp.int16) for part in pair], 1).reshape(-1)
+            for pair in zip(sums, turned, strict=True)
+        )
         return first, second
 
+    # Exported, unrolled passes would hold a table of turns each; no one is to know their number.
+    passes = jax.lax.optimization_barrier(jnp.int32(bits))
     re, im = jax.lax.fori_loop(0, passes, one, (re, im))
     # Results are in the order of reversed bits.
-    order = np.array([int(f"{i:0{passes}b}"[::-1] or "0", 2) for i in range(length)], np.int32)
-    return re[order], im[order]
+    order = np.array([int(f"{i:0{bits}b}"[::-1] or "0", 2) for i in range(length)])
+    return re, im, order
 
 
-def _fractions(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds cosines and sines to whole numbers."""
-    parts = np.cos(angles), np.sin(angles)
-    cos, sin = (np.round(part * 2**TWIDDLE).astype(np.int32) for part in parts)
-    return cos, sin
+def _looked_up(table: Array, places: Any) -> Array:
+    """Reads int32 at places that are known to be inside."""
+    values = table.at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return values.astype(jnp.int32)
+
+
+def _fractions(angles: np.ndarray) -> np.ndarray:
+    """Rounds cosines and sines to whole numbers, int16 `[angles, 2]`."""
+    parts = np.stack([np.cos(angles), np.sin(angles)], 1)
+    return np.round(parts * 2**TWIDDLE).astype(np.int16)
 
 
 def _turned(re: Array, im: Array, cos: Any, sin: Any, bits: int) -> tuple[Array, Array]:
@@ -151,8 +171,9 @@ def filtered(energy: Int32[Array, " bins"], filters: np.ndarray) -> tuple[Array,
     inside = first[:, None] + np.arange(width) < len(filters)
     chosen = np.where(inside, weights[at, np.arange(filters.shape[1])[:, None]], 0)
     # 2^16 by 2^8 by fewer than 2^7 bins: below 2^31.
-    upper = ((energy[at] >> LOW) * chosen).sum(1)
-    lower = ((energy[at] & (2**LOW - 1)) * chosen).sum(1)
+    energies = _looked_up(energy, at)
+    upper = ((energies >> LOW) * chosen).sum(1)
+    lower = ((energies & (2**LOW - 1)) * chosen).sum(1)
     return upper + (lower >> LOW), lower & (2**LOW - 1)
 
 
@@ -172,10 +193,11 @@ def log2(upper: Int32[Array, " bands"], lower: Int32[Array, " bands"]) -> Int32[
     # The line between two entries of the table is below the logarithm by less than 2^-15.
     fine = LOG + 6
     entries = np.round(np.log2(1 + np.arange(2**TABLE + 1) / 2**TABLE) * 2**fine)
-    table = jnp.asarray(entries, jnp.int32)
+    table = jnp.asarray(entries, jnp.int16)
     place = (mantissa >> (30 - TABLE)) & (2**TABLE - 1)
     between = (mantissa >> (30 - TABLE - 15)) & (2**15 - 1)
-    fraction = table[place] + shifted((table[place + 1] - table[place]) * between, 15)
+    below, above = _looked_up(table, place), _looked_up(table, place + 1)
+    fraction = below + shifted((above - below) * between, 15)
     return (exponent << LOG) + shifted(fraction, fine - LOG)
 
 
@@ -461,7 +483,7 @@ class LogMel:
         lift = jnp.clip(15 - leading(jnp.abs(x).max()), 0, 15)
         window = np.round(hann(self.window) * _FULL).astype(np.int32)
         windowed = shifted(jnp.clip(x << lift, 1 - _FULL, _FULL - 1) * window, 15)
-        padded = jnp.pad(windowed, (0, self.size - self.window))
+        padded = jnp.pad(windowed.astype(jnp.int16), (0, self.size - self.window))
         # Over half the transform's length: of a window of mean 1/2 at most 2^15.
         re, im = half_spectrum(padded)
         sums = filtered(re * re + im * im, self.filters)

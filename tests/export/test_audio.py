@@ -1,6 +1,7 @@
 """Sound in C: a front end in fixed point, and a network that computes what is new alone."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from c_programs import require
@@ -24,6 +25,41 @@ def test_fixed_point_features_are_jaxs_bits_on_a_microcontroller(tmp_path):
     for lift in (1, 7, 200):  # loud and quiet: another shift for each
         quiet = (audio // lift).astype(np.int16)
         np.testing.assert_array_equal(program.run([quiet])[0], jax.jit(FRONT.fixed)(quiet))
+
+
+def test_tables_of_a_front_end_are_kept_in_few_bytes(tmp_path):
+    require("arm-none-eabi-gcc")
+    (audio,) = data.tones(jax.random.key(3), 1)[:, :800]
+    front = nn.LogMel(cepstra=10)
+    library = deploy(front.fixed, (audio,), target="cortex-m4", parameters=0).export_c(
+        tmp_path / "net"
+    )
+    sizes = library.sizes
+    # A window, sines, filters, logarithms, cosines: 15 kB as int32, and twice that unrolled.
+    assert sizes.parameters < 7_000
+    # What a pass of the transform leaves behind lies where other kernels' arrays do.
+    assert sizes.stack < 256
+    assert sizes.workspace < 5_600
+    # A loop of eight passes stays one, with one call for each of two frames.
+    assert [step.kernel for step in library.steps].count("loop") == 2
+
+
+def test_whole_numbers_are_narrow_where_all_calls_of_a_kernel_know_them(tmp_path):
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    few, signed, many = np.arange(40) % 7, np.arange(40) - 20, np.arange(50) * 1000
+
+    def f(x, at):
+        # The first two are one kernel's, which reads what holds both.
+        known = [jnp.asarray(table, jnp.int32)[at] * x for table in (few, few * 30, many)]
+        return [*known, x + jnp.asarray(signed, jnp.int32), x[jnp.asarray(few[:30])]]
+
+    x, at = np.arange(40, dtype=np.int32) * 10_000, np.arange(40, dtype=np.int32)[::-1].copy()
+    library = deploy(f, (x, at), target="cortex-m4", parameters=0).export_c(tmp_path / "net")
+    made = ExampleProgram(library, "cortex-m4").run([x, at])
+    for ours, theirs in zip(made, jax.jit(f)(x, at), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    # 800 bytes of int32: 30 or 40 a table, 100 of what needs 16 bits, and room to align them.
+    assert library.sizes.parameters < 320
 
 
 @pytest.mark.slow

@@ -116,6 +116,9 @@ def _sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
 
 STACK_BYTES = 1024
 """Arrays below this many bytes stay on the stack, as in TVM's own pipeline."""
+FEW_STACK_BYTES = 256
+"""The same for a microcontroller, whose registers hold less: more would be kept twice, here and in
+a workspace that has room while the kernel runs."""
 
 _LINE = 64  # bytes; threads that write to the same line of the cache wait for each other
 _CPU = 1  # DLPack's number of the kind of device
@@ -154,7 +157,12 @@ class CKernel:
 
 
 def compile_kernels(
-    mod: tvm.IRModule, where: Target, prefix: str, path: Path, threads: int = 1
+    mod: tvm.IRModule,
+    where: Target,
+    prefix: str,
+    path: Path,
+    threads: int = 1,
+    stack: int = STACK_BYTES,
 ) -> Mapping[str, CKernel]:
     """Compiles the kernels of a scheduled module into an object file.
 
@@ -165,6 +173,7 @@ def compile_kernels(
         prefix: prefix of the names of the functions.
         path: the object file to write.
         threads: the most threads that may share a loop.
+        stack: bytes below which an array stays on the stack.
 
     Returns:
         The functions by the names of their kernels.
@@ -173,7 +182,7 @@ def compile_kernels(
         CLibraryError: if a kernel has arrays whose sizes are not known.
         OSError: if the object file cannot be written (the disk is full), naming it.
     """
-    finished, kernels = _lowered(mod, where, where, prefix, threads)
+    finished, kernels = _lowered(mod, where, where, prefix, threads, stack)
     code = tvm.get_global_func("target.build.llvm")(finished, where)
     # LLVM writes into memory: on a full disk it would end the process, Python raises an error.
     with in_memory_files([path]) as to_disk:
@@ -183,7 +192,7 @@ def compile_kernels(
 
 
 def kernels_in_c(
-    mod: tvm.IRModule, where: Target, prefix: str
+    mod: tvm.IRModule, where: Target, prefix: str, stack: int = STACK_BYTES
 ) -> tuple[list[str], Mapping[str, CKernel]]:
     """Writes the kernels of a scheduled module as C99 source.
 
@@ -191,6 +200,7 @@ def kernels_in_c(
         mod: same as for `compile_kernels`.
         where: what they were scheduled for.
         prefix: prefix of the names of the functions.
+        stack: same as for `compile_kernels`.
 
     Returns:
         Lines of C, and the functions by the names of their kernels.
@@ -199,12 +209,12 @@ def kernels_in_c(
         CLibraryError: if a kernel has arrays whose sizes are not known, or what C99 has not.
     """
     # For TVM's own kind of C, elementary functions stay what they are and are no intrinsics.
-    finished, kernels = _lowered(mod, where, Target("c"), prefix, 1)
+    finished, kernels = _lowered(mod, where, Target("c"), prefix, 1, stack)
     return write_kernels(finished), kernels
 
 
 def _lowered(
-    mod: tvm.IRModule, where: Target, kind: Target, prefix: str, threads: int
+    mod: tvm.IRModule, where: Target, kind: Target, prefix: str, threads: int, stack: int
 ) -> tuple[tvm.IRModule, dict[str, CKernel]]:
     """Lowers kernels to functions of pointers, as a code generator of that kind takes them."""
     functions = {g: f for g, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
@@ -214,7 +224,7 @@ def _lowered(
         lowered = tvm.transform.Sequential(_until_the_interface())(lowered)
         plain, kernels = {}, {}
         for g, f in lowered.functions_items():
-            parts, kernel = _with_pointers(f, f"{prefix}_{g.name_hint}", threads)
+            parts, kernel = _with_pointers(f, f"{prefix}_{g.name_hint}", threads, stack)
             kernels[g.name_hint] = kernel
             for part, function in zip(kernel.parts, parts, strict=True):
                 plain[tvm.ir.GlobalVar(part.symbol)] = function
@@ -267,7 +277,7 @@ def _after_the_interface() -> list[tvm.transform.Pass]:
 
 
 def _with_pointers(
-    function: tirx.PrimFunc, symbol: str, threads: int
+    function: tirx.PrimFunc, symbol: str, threads: int, most: int
 ) -> tuple[list[tirx.PrimFunc], CKernel]:
     """Makes a kernel's functions, whose arguments, results and larger arrays are pointers."""
     pointers, scratch = [], []
@@ -308,7 +318,7 @@ def _with_pointers(
         shared = turns(phase) if threads > 1 else None
         body, more = some_turns(phase) if shared is not None else (phase, [])
         # Each thread that takes turns of a loop needs its own copy of the loop's arrays.
-        on_stack = functools.partial(place, least=STACK_BYTES, copies=threads if more else 1)
+        on_stack = functools.partial(place, least=most, copies=threads if more else 1)
         body = tirx.SeqStmt([*(placed.get(s, s) for s in needed), body]) if needed else body
         body = tvm_ffi.structural_map(body, (tirx.AllocBuffer, on_stack))
         bodies.append(tvm_ffi.structural_map(body, (tirx.For, _on_one_thread)))

@@ -218,7 +218,7 @@ def own_files(data: bytes) -> frozenset[str]:
 def scheduled(order: LibraryParts) -> tuple[tvm.IRModule, Any]:
     """Schedules the kernels as a bundle of the function runs them, and returns their target."""
     # TVM only where kernels are compiled: a written library is opened and replayed without it.
-    from jaxeff_export.clib._program import with_views
+    from jaxeff_export.clib._program import with_narrow_constants, with_views
     from jaxeff_export.compiler import compilation
     from jaxeff_export.operators.integer import shortcuts_in_bands
 
@@ -226,7 +226,10 @@ def scheduled(order: LibraryParts) -> tuple[tvm.IRModule, Any]:
     if order.threads > 1:  # of one core schedules mark no loops
         target["num-cores"] = order.threads
     module = compilation.schedule_module(order.module, target, order.tuned)
-    return with_views(shortcuts_in_bands(module)), compilation.compilation_target(target)
+    module = with_views(shortcuts_in_bands(module))
+    if processor_of(order.target):
+        module = with_narrow_constants(module)
+    return module, compilation.compilation_target(target)
 
 
 def _require_its_floats(order: LibraryParts) -> None:
@@ -251,12 +254,13 @@ def _compile(
 ) -> tuple[codegen.driver.Library, Sizes, tuple[str, ...]]:
     """Writes and compiles the library, and lists what it takes from elsewhere."""
     # TVM, as above.
-    from jaxeff_export.clib._kernels import compile_kernels, kernels_in_c
+    from jaxeff_export.clib import _kernels as lowering
     from jaxeff_export.clib._program import plan, program_of
 
     n, machine = order.name, target_machine(order.target)
     wide = 64 if machine in ("x86_64", "aarch64") else 16  # a line of the cache; a vector
     module, where = scheduled(order)
+    stack = lowering.FEW_STACK_BYTES if processor_of(order.target) else lowering.STACK_BYTES
     program = program_of(module, len(order.operands))
     # Fields of its own that the struct may have: an argument of such a name gets another one.
     ours = {"parameters": not order.embed, codegen.driver.THREADS_FIELD: order.threads > 1}
@@ -270,9 +274,11 @@ def _compile(
         workspace = Path(temporary)
         lines = None
         if order.source:
-            lines, kernels = kernels_in_c(module, where, n)
+            lines, kernels = lowering.kernels_in_c(module, where, n, stack)
         else:
-            kernels = compile_kernels(module, where, n, workspace / "kernels.o", order.threads)
+            kernels = lowering.compile_kernels(
+                module, where, n, workspace / "kernels.o", order.threads, stack
+            )
         library = codegen.driver.Library(
             name=n,
             made_for=_made_for(order),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 
 from jaxeff_export.clib._objects import CLibraryError
@@ -65,6 +66,99 @@ def with_views(mod: tvm.IRModule) -> tvm.IRModule:
     passes = [relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()]
     with tvm.transform.PassContext(opt_level=3):
         return tvm.transform.Sequential(passes)(mod)
+
+
+def with_narrow_constants(mod: tvm.IRModule) -> tvm.IRModule:
+    """Keeps whole numbers of the function in as few bytes as hold them, to widen as they are read.
+
+    Indices and tables of a function are mostly of 32 bits and small: in flash they are two to
+    eight times as large as they have to be, and a core loads a byte in the same cycle.
+
+    Args:
+        mod: scheduled kernels, and a ``main`` that calls them.
+    """
+    main = mod["main"]
+    calls = [
+        binding.value
+        for block in main.body.blocks
+        for binding in block.bindings
+        if getattr(getattr(binding.value, "op", None), "name", "").startswith("relax.call_tir")
+    ]
+    arguments_of: dict[tuple[tvm.ir.GlobalVar, int], list[relax.Expr]] = {}
+    for call in calls:
+        for i, argument in enumerate(call.args[1]):
+            arguments_of.setdefault((call.args[0], i), []).append(argument)
+    narrow: dict[tuple[tvm.ir.GlobalVar, int], str] = {}
+    for (kernel, i), arguments in arguments_of.items():
+        dtype = _narrowest(arguments)
+        if dtype is not None and (other := _reading(mod[kernel], i, dtype)) is not None:
+            mod.update_func(kernel, other)
+            narrow[kernel, i] = dtype
+    if not narrow:
+        return mod
+
+    def with_them(call: relax.Expr) -> relax.Expr:
+        if call not in calls:
+            return call
+        arguments = [
+            relax.const(argument.value.numpy().astype(dtype), dtype)
+            if (dtype := narrow.get((call.args[0], i)))
+            else argument
+            for i, argument in enumerate(call.args[1])
+        ]
+        return tvm.ir.Call(
+            call.op,
+            [call.args[0], relax.Tuple(arguments), *call.args[2:]],
+            call.attrs,
+            call.ty_args,
+        )
+
+    blocks = [
+        type(block)([relax.VarBinding(b.var, with_them(b.value)) for b in block.bindings])
+        for block in main.body.blocks
+    ]
+    body = relax.SeqExpr(blocks, main.body.body)
+    main = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    mod.update_func(mod.get_global_var("main"), main)
+    return mod
+
+
+def _narrowest(arguments: Sequence[relax.Expr]) -> str | None:
+    """Returns the dtype of fewest bits that holds all of them; None if they have it, or vary."""
+    if not all(isinstance(a, tvm.ir.expr.GenericConst) for a in arguments):
+        return None
+    values = [a.value.numpy() for a in arguments]
+    if not values[0].size or values[0].dtype.kind not in "iu":
+        return None
+    low, high = min(int(v.min()) for v in values), max(int(v.max()) for v in values)
+    dtype = np.min_scalar_type(high if low >= 0 else min(low, -1 - high))
+    return dtype.name if dtype.itemsize < values[0].itemsize else None
+
+
+def _reading(kernel: tirx.PrimFunc, position: int, dtype: str) -> tirx.PrimFunc | None:
+    """Makes a kernel read an argument of another dtype; None if it does more than read numbers."""
+    old = kernel.params[position]
+    new = tirx.decl_buffer(old.ty.shape, dtype, old.name)
+    loads: list[tvm.ir.TensorLoad] = []
+    called: list[tvm.ir.Call] = []
+    tvm_ffi.structural_walk(kernel.body, (tvm.ir.TensorLoad, loads.append))
+    tvm_ffi.structural_walk(kernel.body, (tvm.ir.Call, called.append))
+    # C that is handed the array's address reads what it was written for; a vector is one load.
+    loads = [load for load in loads if load.source.same_as(old)]
+    if any(argument.same_as(old) for call in called for argument in call.args) or any(
+        "x" in str(load.ty.dtype) for load in loads
+    ):
+        return None
+
+    def widened(load: tvm.ir.TensorLoad) -> tirx.Expr:
+        if not load.source.same_as(new):
+            return load
+        return tirx.Cast(old.ty.dtype, tirx.BufferLoad(new, load.indices))
+
+    body = tvm_ffi.structural_map(kernel.body, (tirx.Var, lambda v: new if v.same_as(old) else v))
+    body = tvm_ffi.structural_map(body, (tvm.ir.TensorLoad, widened))
+    params = [*kernel.params[:position], new, *kernel.params[position + 1 :]]
+    return tirx.PrimFunc(params, body, kernel.ret_type, kernel.attrs)
 
 
 def program_of(mod: tvm.IRModule, bound: int) -> KernelProgram:

@@ -306,6 +306,12 @@ class GraphBuilder:
                 return self._call(graph.attribute(op, "callee"), operands)
             case "stablehlo.composite" if graph.attribute(op, "name") not in self._composites:
                 return self._call(graph.attribute(op, "decomposition"), operands)
+            # A constant behind a barrier is not to be known: a loop of so many turns stays one.
+            case "stablehlo.optimization_barrier" if any(
+                isinstance(o, graph.HloValue) and o.constant is not None for o in operands
+            ):
+                kinds = [graph.tensor_type(result.type) for result in op.results]
+                return list(self._node(op.name, op, operands, kinds).results)
             case "stablehlo.optimization_barrier" | "sdy.sharding_constraint" | "sdy.reshard":
                 return list(operands)
             case "stablehlo.create_token" | "stablehlo.after_all":

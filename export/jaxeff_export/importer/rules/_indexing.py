@@ -251,6 +251,11 @@ def _reshape(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     return [e.reshape(e.tensor(node.operands[0]), node.result.type.shape)]
 
 
+@rule("stablehlo.optimization_barrier")
+def _barrier(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
+    return [e.tensor(operand) for operand in node.operands]
+
+
 @rule("stablehlo.transpose")
 def _transpose(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     axes, source = integers(node.op, "permutation"), node.operands[0]
