@@ -181,3 +181,25 @@ def test_all_sections_of_a_posterior(model):
     Page(report.html)
     # Plain data: JSON keeps all of it.
     assert json.loads(json.dumps(report.sections)) == report.sections
+
+
+def test_a_target_by_itself_adds_up():
+    """Cycles and bytes of the calls of a library, whose sums the page says."""
+    calls = [
+        {"kernel": "dense", "instructions": 700, "cycles": 900.0, "parameters": 64, "live": 48},
+        {"kernel": "relu", "instructions": 50, "cycles": 300.0, "parameters": 0, "live": 32},
+    ]
+    facts = {
+        "name": "cortex-m4", "machine": "arm", "check": "agrees with JAX", "verdict": "",
+        "note": "Not timed.", "calls": calls, "sizes": {"code": 1200, "live_bytes": 48},
+        "files": {"library.so": {"size": 4096, "sha256": "ab" * 32}},
+    }  # fmt: skip
+    page = Page(Report.of_target("net", facts).html)
+    text = " ".join(" ".join(page.text).split())
+    assert "Compiled for cortex-m4 (arm). agrees with JAX." in text
+    assert "1,200 cycles by a static model, 75 % of them in dense" in text
+    assert "Not timed." in text
+    # The total of each column, in its order; live memory is the most at once and no sum.
+    assert "total 750 1,200 64 48" in text
+    assert "4,096" in text
+    assert "ab" * 8 in text
