@@ -1,15 +1,33 @@
 """A search's latency from a library: what is compiled and timed, what a lost board does."""
 
+import dataclasses
 import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxeff_export import TargetError, UnsupportedOpError, channel_multiple, measured_latency
+from c_programs import require
+from jaxeff_export import (
+    TargetError,
+    UnsupportedOpError,
+    channel_multiple,
+    measured_latency,
+    modelled_latency,
+    table_latency,
+)
 
+from jaxeff.contrib import DataflowPipeline, SystolicArray
 from jaxeff.nn import small_classifier
-from jaxeff.search import Actions, Candidate, Candidates, FewBitLayers, LatencyError, SearchSpace
+from jaxeff.search import (
+    Actions,
+    Candidate,
+    Candidates,
+    FewBitLayers,
+    LatencyError,
+    SearchSpace,
+    bit_operations,
+)
 
 F, PARAMS, (X, Y) = small_classifier(32)
 SPACE = SearchSpace.read(F, PARAMS, X[:1], few_bit_layers=FewBitLayers(inputs=1, outputs=1))
@@ -30,6 +48,37 @@ def test_channels_fill_the_vectors_of_their_target():
     assert channel_multiple(avx512) == 16
     with pytest.raises(TargetError, match="cortex-z9"):
         channel_multiple("cortex-z9")
+
+
+FEW = {"number": 2, "repeat": 3}
+PREDICTORS = {
+    "bit operations": lambda: bit_operations,
+    "systolic array": SystolicArray,
+    "dataflow": DataflowPipeline,
+    "modelled cycles": lambda: modelled_latency(X[:1], target="cortex-a72"),
+    "modelled instructions": lambda: modelled_latency(X[:1], target="cortex-m4", of="instructions"),
+    "modelled flash": lambda: modelled_latency(X[:1], target="cortex-m4", of="flash"),
+    "measured": lambda: measured_latency(X[:1], **FEW),
+    "table": lambda: table_latency(X[:1], **FEW),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_every_predictor_is_a_latency_of_a_search(name):
+    """A number above zero, and less for a quarter of the channels; a search asks nothing else."""
+    if name.startswith("modelled"):
+        require("llvm-mca", *(() if "cycles" in name else ("arm-none-eabi-gcc", "qemu-system-arm")))
+    latency = PREDICTORS[name]()
+    quarter = dataclasses.replace(SPACE.uncompressed, kept=SPACE.sizes // 4)
+    pruned = Candidate(quarter, SPACE, CANDIDATES.smaller)
+    most, least = latency(candidate(0.0)), latency(pruned)
+    assert type(most) is type(least) is float
+    assert 0 < least < most
+    if name not in ("measured", "table"):  # no clock, no noise
+        assert latency(pruned) == least
+    if hasattr(latency, "measure_many"):
+        assert all(each > 0 for each in latency.measure_many([pruned, candidate(0.0)]))
 
 
 @pytest.mark.slow

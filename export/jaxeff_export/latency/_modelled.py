@@ -108,7 +108,8 @@ def modelled_latency(
         calls_of = bundle.model() if is_microcontroller(bundle.manifest.machine) else ()
         if calls_of:
             # All that is executed, in exact numbers: no kernel has to be found in the bundle.
-            return sum(c.instructions if of == "instructions" else c.total or 0.0 for c in calls_of)
+            counts = (c.instructions if of == "instructions" else c.total for c in calls_of)
+            return float(sum(count or 0 for count in counts))
         if of == "instructions":
             raise LatencyError(
                 f"instructions are counted on microcontrollers, not on {bundle.manifest.machine}; "
