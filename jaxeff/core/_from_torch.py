@@ -18,7 +18,7 @@ import torch
 
 try:
     from torchax.interop import JittableModule
-    from torchax.ops.ops_registry import all_aten_ops
+    from torchax.ops.ops_registry import all_aten_ops, all_torch_functions
     from torchax.tensor import Environment
 except ImportError as error:
     raise ImportError(
@@ -91,12 +91,13 @@ def _environment() -> Environment:
 
     PyTorch's sum is `x + alpha * y`, and its dense layer `beta * b + alpha * (x @ w)`. torchax
     writes the products down, which would stand between layers and what can be fused with them.
+    Functions whose arguments torchax calls otherwise take PyTorch's names too.
     """
     environment = Environment()
     aten = torch.ops.aten
 
     def replaced(op: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        on_arrays = make(all_aten_ops[op].func)
+        on_arrays = make({**all_aten_ops, **all_torch_functions}[op].func)
 
         def on_tensors(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = environment.t2j_iso((args, kwargs))
@@ -116,9 +117,33 @@ def _environment() -> Environment:
 
     for op in (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar):
         replaced(op, without_factor)
+
+    def in_order(names: Sequence[str]) -> Callable[..., Any]:
+        def make(f: Callable[..., Any]) -> Callable[..., Any]:
+            def by_place(*args: Any, **kwargs: Any) -> Any:
+                rest = list(names[len(args) :])
+                while rest and rest[0] in kwargs:
+                    args = (*args, kwargs.pop(rest.pop(0)))
+                return f(*args, **kwargs)
+
+            return by_place
+
+        return make
+
     for op in (aten.addmm, aten.addmv):
         replaced(op, without_factors)
+    for function, names in _ARGUMENTS.items():
+        replaced(function, in_order(names))
     return environment
+
+
+_ARGUMENTS: dict[Any, tuple[str, ...]] = {
+    torch.nn.functional.linear: ("input", "weight"), torch.nn.functional.pad: ("input",),
+    torch.corrcoef: ("input",),
+    torch.linalg.det: ("A",), torch.linalg.slogdet: ("A",), torch.linalg.solve: ("A", "B"),
+    torch.linalg.svd: ("A",),
+}  # fmt: skip
+"""PyTorch's names of first arguments that torchax has other names for."""
 
 
 def _path(name: str) -> str:

@@ -248,3 +248,24 @@ def test_attention_of_pytorch_is_seen():
         ratio = y.var / drawn.var(0)
         assert abs(float(jnp.median(ratio)) - 1) < 0.05
         assert float(jnp.abs(ratio - 1).max()) < 0.2
+
+
+def test_functions_take_pytorchs_names_of_their_arguments(x):
+    class Named(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(5, 8))
+            self.bias = torch.nn.Parameter(torch.randn(5))
+
+        def forward(self, x):
+            x = torch.nn.functional.linear(input=x, weight=self.weight, bias=self.bias)
+            x = torch.nn.functional.pad(input=x, pad=(0, 1), value=2.0)
+            x = torch.repeat_interleave(input=x, repeats=2, dim=1)
+            x = x @ x.transpose(-1, -2) + 9 * torch.eye(x.shape[-2])
+            return torch.linalg.solve(A=x, B=x[..., :1] + torch.linalg.det(A=x)[..., None, None])
+
+    torch.manual_seed(0)
+    model = Named()
+    f, params = jaxeff.functional(model)
+    exact = computed(model, x)
+    np.testing.assert_allclose(f(params, x), exact, atol=1e-4 * np.abs(exact).max())

@@ -1,5 +1,9 @@
 """LiteRT files compute what JAX computes, in LiteRT's interpreter."""
 
+import re
+import shutil
+import subprocess
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -223,6 +227,24 @@ def test_products_of_integer_networks_are_int8(name, tmp_path):
         # Both sides of a shortcut are rounded to codes before they are added: each of ResNet-8's
         # three may move a result by half a step more.
         assert np.abs(found - code).max() <= (2 if name == "ResNet8" else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("name", NETWORKS)
+def test_vela_takes_every_operator_to_the_npu(name, tmp_path):
+    pytest.importorskip("litert_converter")
+    vela = shutil.which("vela")
+    if vela is None:
+        pytest.skip("vela isn't on the path (pip install ethos-u-vela)")
+    make, shape = NETWORKS[name]
+    g, codes, xs = integer_network(make(), shape)
+    data = [xs[i : i + 1] for i in range(len(xs))]
+    to_litert(g, (codes, xs[:1]), tmp_path / "net.tflite", batches=data)
+    command = [vela, "net.tflite", "--accelerator-config", "ethos-u55-128", "--output-dir", "out"]
+    told = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert re.search(r"CPU operators = 0 \(", told), told
+    assert re.search(r"NPU operators = [1-9]", told), told
 
 
 def test_integer_networks_ask_for_data(tmp_path, monkeypatch):

@@ -94,10 +94,12 @@ def read(run: Run[Settings]) -> list[Row]:
                 named = {"library": library, "architecture": name, "column": column}
                 yield (library, name, column), [{**named, **row}]
 
-    limit = run.settings.limit
-    return run.stream(
-        tasks, make, again=lambda rows: any(r.get("limit", limit) < limit for r in rows)
-    )
+    def again(rows: list[Row]) -> bool:
+        # What crashed may be mended since; what took too long may have more time.
+        limit = run.settings.limit
+        return any(r["status"] == "crash" or r.get("limit", limit) < limit for r in rows)
+
+    return run.stream(tasks, make, again=again)
 
 
 def counts(report: Report) -> list[Table]:

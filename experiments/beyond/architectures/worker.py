@@ -5,9 +5,11 @@ python -m experiments.beyond.architectures.worker 240 torchvision resnet18/funct
 The first number is what a column may cost: seconds of this process on a processor.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +108,9 @@ COLUMNS = {column.__name__: column for column in (functional, pruned, integer, m
 def traced(library: str, name: str, column: str) -> Traced:
     """One column of an architecture, whatever happens."""
     before = time.process_time()
-    cell = trials.tried(lambda of: COLUMNS[column](*_read(*of)), (library, name))
+    # What packages print at their import would stand between the lines of JSON.
+    with contextlib.redirect_stdout(sys.stderr):
+        cell = trials.tried(lambda of: COLUMNS[column](*_read(*of)), (library, name))
     seconds = round(time.process_time() - before, 2)
     entries = {**dataclasses.asdict(cell), "seconds": seconds}
     return Traced(**entries)
