@@ -19,7 +19,7 @@ from jaxeff.data._catalogue import NAMES, VARIABLE, augment, available, load, no
 from jaxeff.data._corruptions import CORRUPTIONS, corrupt
 from jaxeff.data._formats import DataError, Dataset
 from jaxeff.data._noisy_sine import REGIMES, noisy_sine, span
-from jaxeff.data._speech import Recordings, speech_commands, tones
+from jaxeff.data._speech import Recordings, recordings, speech_commands, tones
 from jaxeff.data._two_moons import NOISE, plane, two_moons
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "noisy_sine",
     "normalize",
     "plane",
+    "recordings",
     "sine",
     "span",
     "speech_commands",

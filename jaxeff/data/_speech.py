@@ -23,6 +23,7 @@ for i, word in enumerate(words):                            # a folder like that
 recordings = data.speech_commands("data")
 assert len(recordings.train_labels) + len(recordings.test_labels) == 120
 assert recordings.words == words and recordings.train_audio.shape[1] == 16_000
+assert {*data.recordings("data/speech-commands").words} == {*words}      # or folders of your own
 ```
 
 Sharp edges:
@@ -97,10 +98,44 @@ def speech_commands(root: str | os.PathLike[str] | None = None) -> Recordings:
         DataError: Nothing is there, or a file isn't what its name promises; the message names the
             file and the way out.
     """
-    folder = _folder(root)
+    return _split(_folder(root), WORDS)
+
+
+@validate(folder=path_like)
+def recordings(folder: str | os.PathLike[str]) -> Recordings:
+    """Loads recordings of your own words: a folder of wave files for each.
+
+    Args:
+        folder: Has `<word>/*.wav`, 16 kHz, 16 bit, one channel, cut to a second. Folders whose
+            names begin with an underscore, such as `_silence_`, stand for none of the words and
+            come last. What is before `_nohash_` in a file's name is the speaker. Where there are
+            no wave files, those of `speech_commands` are looked for.
+
+    Returns:
+        A fifth of the speakers is for testing.
+
+    Raises:
+        DataError: There are no two words, or too few recordings; the message names the way out.
+    """
+    folder = Path(folder).expanduser()
+    names = {path.parent.name for path in folder.glob("*/*.wav")}
+    words = tuple(sorted(names, key=lambda name: (name.startswith("_"), name)))
+    if not words and any(folder.glob("*.flac.tar")):
+        return _split(folder, WORDS)
+    if len(words) < 2:
+        raise DataError(
+            f"recordings: expected {folder}/<word>/*.wav of two words or more, found "
+            f"{', '.join(words) or 'none'}"
+        )
+    return _split(folder, words)
+
+
+def _split(folder: Path, words: tuple[str, ...]) -> Recordings:
+    """Reads a folder; a fifth of its speakers is for testing."""
     by_held_out: dict[bool, tuple[list[np.ndarray], list[int]]] = {True: ([], []), False: ([], [])}
     speakers: list[str] = []
-    for name, label, audio in _waves(folder) if _has_waves(folder) else _archived(folder):
+    has_waves = any(next((folder / word).glob("*.wav"), None) is not None for word in words)
+    for name, label, audio in _waves(folder, words) if has_waves else _archived(folder):
         audios, labels = by_held_out[held := _held_out(name)]
         audios.append(audio)
         labels.append(label)
@@ -111,7 +146,7 @@ def speech_commands(root: str | os.PathLike[str] | None = None) -> Recordings:
     (test, test_labels), (train, train_labels) = by_held_out[True], by_held_out[False]
     return Recordings(
         np.stack(train), np.array(train_labels, np.int32), np.stack(test),
-        np.array(test_labels, np.int32), train_speakers=np.array(speakers),
+        np.array(test_labels, np.int32), words, train_speakers=np.array(speakers),
     )  # fmt: skip
 
 
@@ -132,18 +167,14 @@ def _folder(root: str | os.PathLike[str] | None) -> Path:
     )
 
 
-def _has_waves(folder: Path) -> bool:
-    return any(next((folder / word).glob("*.wav"), None) is not None for word in WORDS)
-
-
-def _waves(folder: Path) -> Iterator[tuple[str, int, np.ndarray]]:
-    for label, word in enumerate(WORDS):
+def _waves(folder: Path, words: tuple[str, ...]) -> Iterator[tuple[str, int, np.ndarray]]:
+    for label, word in enumerate(words):
         # Sorted: the order of a folder's entries differs from one file system to another.
         paths = sorted((folder / word).glob("*.wav"))
         if not paths:
             raise DataError(
                 f"speech-commands: expected wave files in {folder / word}, found none; the classes "
-                f"are {', '.join(WORDS)}"
+                f"are {', '.join(words)}"
             )
         for path in paths:
             yield path.name, label, _read_wave(path)

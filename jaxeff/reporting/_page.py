@@ -557,6 +557,36 @@ def _target(part: Chapter, of: Mapping[str, Any]) -> Chapter:
     return part
 
 
+def _spotter(part: Chapter, of: Mapping[str, Any]) -> Chapter:
+    part.sentences.extend([
+        f"It tells {of['words']} words and {len(of['classes']) - of['words']} other classes apart: "
+        f"{percent(of['accuracy'])} of {of['recordings']:,} recordings of others are right.",
+        f"In a stream {percent(of['heard'])} of the words are heard, and {of['alarms']} times in "
+        f"{of['minutes']:.1f} minutes without one it hears a word: {of['alarms_per_hour']:.0f} an "
+        "hour.",
+        f"Sets hold the truth for {percent(of['coverage'])} ({percent(of['asked'])} were asked), "
+        f"with {of['set']:.2f} classes on average. Drowning in noise, the last third's coverage is "
+        f"{percent(of['fixed_last'])}; where the truth is told, {percent(of['online_last'])}.",
+        f"On a {of['target']} it takes {of['flash']:,} bytes of flash, {of['ram']:,} of RAM and "
+        f"{of['instructions'] / 1e6:.1f} million instructions for a second of sound; "
+        f"{of['same']:,} of {of['steps']:,} emulated steps decide as JAX does.",
+    ])  # fmt: skip
+    shares = {
+        "words, alone in their set and right": "recognized",
+        "words, alone in their set and wrong": "mistaken",
+        "coverage, first third, threshold of the beginning": "fixed_first",
+        "coverage, last third, threshold of the beginning": "fixed_last",
+        "coverage, first third, followed": "online_first",
+        "coverage, last third, followed": "online_last",
+    }
+    rows = [(text, percent(of[name])) for text, name in shares.items()]
+    rows.append(("deviation of a logit, mean", _number(of["deviation"])))
+    part.tables.append(Table(("of it", "measured>"), rows))
+    names = ("code", "parameters", "workspace", "arrays", "stack")
+    part.tables.append(Table(("memory", "bytes>"), [(name, f"{of[name]:,}") for name in names]))
+    return part
+
+
 _CALLS = {
     "instructions": "instructions", "cycles": "cycles", "milliseconds": "ms",
     "parameters": "bytes of parameters", "live": "live bytes",
@@ -580,6 +610,7 @@ def _short(name: str) -> str:
 
 
 _PARTS: Mapping[str, tuple[str, Callable[[Chapter, Mapping[str, Any]], Chapter] | None]] = {
+    "spotter": ("The spotter", _spotter),
     "layers": ("Layers", _layers),
     "predictions": ("How sure it is, and how right", _predictions),
     "noise": ("Noise", _noise),

@@ -56,3 +56,17 @@ def test_what_is_missing_is_named(tmp_path, folder, monkeypatch):
     (folder / "speech-commands" / "yes" / "a_nohash_0.wav").write_bytes(b"RIFF")
     with pytest.raises(DataError, match="expected a wave file"):
         data.speech_commands(folder)
+
+
+def test_words_of_ones_own_come_before_what_is_none_of_them(tmp_path):
+    for value, word in enumerate(("stop", "_noise_", "go")):
+        for speaker in range(12):
+            audio = np.full(16_000, value + 1, np.int16)
+            write(tmp_path / word / f"s{speaker:03}_nohash_0.wav", audio)
+    found = data.recordings(tmp_path)
+    assert found.words == ("go", "stop", "_noise_")
+    values = np.array([3, 1, 2])
+    np.testing.assert_array_equal(found.train_audio[:, 0], values[found.train_labels])
+    assert len(found.train_speakers) == len(found.train_labels)
+    with pytest.raises(DataError, match="of two words or more, found none"):
+        data.recordings(tmp_path / "go")

@@ -36,7 +36,7 @@ def test_help_names_the_commands_and_their_arguments():
     listed = call("--help").stdout
     for command in (
         "compile", "inspect", "check", "run", "generate", "benchmark", "profile", "model", "report",
-        "search",
+        "search", "spotter",
         "targets", "boards", "prepare",
     ):  # fmt: skip
         assert command in listed

@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from jaxeff_export.cli._compiling import c, compile_bundle, inspect
-from jaxeff_export.cli._generating import generate
+from jaxeff_export.cli._compiling import c, compile_bundle, inspect, spotter
 from jaxeff_export.cli._running import (
     benchmark,
     boards,
     check,
+    generate,
     model,
     prepare,
     profile,
@@ -77,6 +77,7 @@ app.command()(model)
 app.command()(report)
 app.command()(tune)
 app.command()(search)
+app.command()(spotter)
 app.command()(targets)
 app.command()(boards)
 app.command()(prepare)

@@ -1,4 +1,4 @@
-"""``compile``, ``c`` and ``inspect``: bundles and C libraries made, and what is in them."""
+"""``compile``, ``c``, ``inspect``, ``spotter``: bundles and C libraries, and what is in them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxeff_export.cli._terminal import BundlePath, console, failures_in_one_line, steps, table
+from jaxeff_export.cli._terminal import (
+    BundlePath,
+    Seed,
+    console,
+    failures_in_one_line,
+    steps,
+    table,
+)
 from jaxeff_export.schedules import TuningError
-from jaxeff_export.targets import TargetError, resolve_target, target_names
+from jaxeff_export.targets import (
+    PROCESSORS,
+    TargetError,
+    processor_of,
+    resolve_target,
+    target_names,
+)
 
 if TYPE_CHECKING:
     from jaxeff_export.bundle import Bundle
@@ -257,3 +270,47 @@ def _show_arrays(title: str, groups: _Groups) -> None:
 def _show_versions(versions: object) -> None:
     assert isinstance(versions, dict)
     console.print(", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
+def spotter(
+    recordings: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A folder of wave files for each word, as Speech Commands has them; folders whose "
+            "names begin with _ stand for none of the words. Tones where it is left out."
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="Gets the bundle, the C library and report.html.")
+    ] = Path("spotter"),
+    target: Annotated[str, typer.Option(help="A microcontroller.")] = "cortex-m4",
+    bits: Annotated[int, typer.Option(min=2, max=8, help="Of weights.")] = 2,
+    width: Annotated[int, typer.Option(min=4, help="Channels, a multiple of four.")] = 24,
+    blocks: Annotated[int, typer.Option(min=1, max=5, help="Pairs of convolutions.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="Of the first training.")] = 20,
+    coverage: Annotated[
+        float, typer.Option(min=0.5, max=0.999, help="How often the truth is to be in its set.")
+    ] = 0.9,
+    listened: Annotated[
+        int, typer.Option(min=2, help="Recordings, of a second each, that the emulated core hears.")
+    ] = 20,
+    seed: Seed = 0,
+) -> None:
+    """Make a keyword spotter for a microcontroller that says when it hears none of its words.
+
+    It is trained and converted to integers, judged on other speakers, compiled, and listens on the
+    emulated core; the page says how right and how sure it is, and what it takes.
+    """
+    with failures_in_one_line():
+        if processor_of(resolve_target(target)) is None:
+            raise TargetError(f"{target} is no microcontroller, such as {', '.join(PROCESSORS)}")
+        # JAX takes seconds to import: `--help` and other commands do without.
+        from jaxeff_export.cli._spotter import build
+
+        with steps() as step:
+            page = build(
+                recordings, output, target, step, seed=seed, listened=listened, bits=bits,
+                width=width, blocks=blocks, epochs=epochs, coverage=coverage,
+            )  # fmt: skip
+    console.print("\n".join(page.parts[0].sentences), highlight=False, markup=False)
+    console.print(f"{output / 'report.html'}: open it in a browser", markup=False, soft_wrap=True)
