@@ -34,6 +34,7 @@ from jax._src.lax import lax
 from jax._src.lax.lax import composite_p, split_p, stack_p, tile_p
 from jax._src.pjit import reshard_p
 from jax._src.random.threefry2x32 import _threefry2x32_lowering as _threefry
+from jax._src.util import weakref_lru_cache
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.extend.core import primitives as primitives
 from jaxlib.mlir import ir
@@ -400,7 +401,7 @@ export_composite_p.def_abstract_eval(lambda *args, jaxpr, **params: jaxpr.out_av
 
 
 def export_composite(
-    fn: Callable[..., Sequence[Any]],
+    fn: Callable[..., Any],
     operands: Sequence[Any],
     operator: str,
     attributes: Mapping[str, Any],
@@ -408,24 +409,33 @@ def export_composite(
     """Calls `fn(*operands)`, as a `stablehlo.composite` where that is lowered for export.
 
     Args:
-        fn: Returns a sequence of arrays. It closes over no traced value.
+        fn: Returns a tree of arrays, the leaves of which are the results. It closes over no traced
+            value. For as long as it lives it is traced once for operands of the same types.
         operands: Arrays.
         operator: The composite's name.
         attributes: The attributes: strings, integers, floats and tuples of them.
     """
     if not isinstance(trace_ctx.trace, DynamicJaxprTrace):
-        return fn(*operands)
-    # `jax.make_jaxpr` is a jit of its own: it would slow the tracing of moments by a third.
-    debug_info = api_util.debug_info("export_composite", fn, tuple(operands), {})
-    jaxpr, _, consts = trace_to_jaxpr_dynamic(
-        lu.wrap_init(fn, debug_info=debug_info), [jax.typeof(x) for x in operands]
-    )
+        return jax.tree.leaves(fn(*operands))
+    jaxpr = _composite_body(fn, tuple(map(jax.typeof, operands)))
     return export_composite_p.bind(
         *operands,
-        jaxpr=ClosedJaxpr(jaxpr, consts),
+        jaxpr=jaxpr,
         operator=operator,
         attributes=tuple(attributes.items()),
     )
+
+
+# Equal layers have one body: kept by JAX's settings too, as what `jax.jit` traces is.
+@weakref_lru_cache
+def _composite_body(fn: Callable[..., Any], avals: tuple[Any, ...]) -> ClosedJaxpr:
+    def flat(*operands: Any) -> list[Any]:
+        return jax.tree.leaves(fn(*operands))
+
+    # `jax.make_jaxpr` is a jit of its own: it would slow the tracing of moments by a third.
+    debug_info = api_util.debug_info("export_composite", fn, avals, {})
+    jaxpr, _, consts = trace_to_jaxpr_dynamic(lu.wrap_init(flat, debug_info=debug_info), avals)
+    return ClosedJaxpr(jaxpr, consts)
 
 
 def _lower_export_composite(

@@ -38,7 +38,7 @@ import functools
 import itertools
 import math
 import string
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -114,12 +114,19 @@ def attention(axes: AxisLetters, arrays: Mapping[str, Array]) -> Gaussian:
         Mean and variance, with the axes of the result.
     """
     names = tuple(arrays)
+    letters = {f"{name}_axes": of for name, of in asdict(axes).items()}
+    rule = _rule(axes, names)
+    return composite("pfp_attention", rule, *arrays.values(), operands=" ".join(names), **letters)
+
+
+@functools.lru_cache(64)
+def _rule(axes: AxisLetters, names: tuple[str, ...]) -> Callable[..., Gaussian]:
+    """Returns the rule of arrays by name, one and the same for equal layers."""
 
     def rule(*values: Array) -> Gaussian:
         return _moments(axes, dict(zip(names, values, strict=True)))
 
-    letters = {f"{name}_axes": of for name, of in asdict(axes).items()}
-    return composite("pfp_attention", rule, *arrays.values(), operands=" ".join(names), **letters)
+    return rule
 
 
 def _moments(axes: AxisLetters, arrays: Mapping[str, Array]) -> Gaussian:

@@ -30,12 +30,15 @@ Sharp edges
   `jaxeff.quantized` put there is known.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxeff.core import primitives as p
 from jaxeff.core import split_p
@@ -470,9 +473,6 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
     values = [env.values[v] for v in fixed]
     kinks: set[float] = set()
 
-    def fn(*variables: Any) -> tuple[Any, ...]:
-        return run_nodes(nodes, [root, *random, *fixed], [*variables, *values], outputs)
-
     if not random:
         if len(nodes) == 1 and nodes[0].primitive in UNARY:
             env.write(nodes[0].outputs, [UNARY[nodes[0].primitive](x)])
@@ -492,12 +492,59 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
     # zero, where activations change fastest.
     points = tuple(sorted(kinks)) if 0 < len(kinks) <= _MAX_KINKS else (0.0,)
 
+    y = None
     if random:
-        other = map_linear(lambda a: jnp.broadcast_to(a, x.shape), env.values[random[0]])
-        results = gauss_pair(fn, x, other, points, limited)
-    else:
-        results = gauss_legendre(fn, x, points, limited=limited)
+        y = map_linear(lambda a: jnp.broadcast_to(a, x.shape), env.values[random[0]])
+    fn = _Function(tuple(nodes), (root, *random, *fixed), tuple(outputs))
+    results = _integral(fn, points, limited, _values.to_variance(x), y, values)
     env.write(outputs, [r if _values.is_random(r) else _values.AtMean(r) for r in results])
+
+
+@dataclass(frozen=True, eq=False)
+class _Function:
+    """Equations as a function of values; the same equations of other layers are equal to it."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        return run_nodes(self.nodes, self.inputs, values, self.outputs)
+
+    def __hash__(self) -> int:
+        return hash(self._form)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Function) and self._form == other._form
+
+    @functools.cached_property
+    def _form(self) -> Any:
+        number: dict[Any, Any] = {v: i for i, v in enumerate(self.inputs)}
+        rows = []
+        for node in self.nodes:
+            at = [number[a] if isinstance(a, Value) else (np.asarray(a.val).item(), a.aval)
+                  for a in node.inputs]  # fmt: skip
+            # Results keep the scopes of the equations, by which a transform of them names sites.
+            scopes, settings = node.eqn.source_info.name_stack, repr(node.eqn.ctx)
+            params = tuple(sorted(node.params.items()))
+            rows.append((node.primitive, params, *at, str(scopes), settings))
+            number.update((v, (len(rows), i)) for i, v in enumerate(node.outputs))
+        form = *rows, *(number[v] for v in self.outputs)
+        try:
+            hash(form)
+        except TypeError:  # parameters that may change
+            return id(self)
+        return form
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+def _integral(
+    fn: _Function, points: tuple[float, ...], limited: bool, x: Any, y: Any, values: list[Any]
+) -> Any:
+    """Integrates a function of one random array or two: equal ones of a network are traced once."""
+    if y is None:
+        return gauss_legendre(lambda at: fn(at, *values), x, points, limited=limited)
+    return gauss_pair(lambda *at: fn(*at, *values), x, y, points, limited)
 
 
 def _closed_form(

@@ -22,6 +22,8 @@ from jaxeff import (
 from jaxeff.analog_hardware import Linear
 from jaxeff.compression import calibrate
 from jaxeff.core import jax_internals, read_once
+from jaxeff.moment_propagation import _regions
+from jaxeff.moment_propagation.rules import gauss_legendre
 
 PARAMS = {"w": jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)}
 X = jnp.linspace(0.0, 1.0, 8).reshape(2, 4)
@@ -189,3 +191,67 @@ def test_equal_layers_share_what_is_traced(transform):
 
     # A layer more costs its own equations, ranges, calls and keys: grids and tiles are there.
     assert traced(4) - traced(3) < 0.3 * traced(1)
+
+
+def _block(name):
+    def of(w, x):
+        with jax.named_scope(name):
+            x = jax.nn.standardize(x)
+            scores = jax.nn.softmax(x @ w @ jnp.swapaxes(x @ w, -1, -2))
+            return jax.nn.silu(scores @ x)
+
+    return of
+
+
+def _scopes(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield str(eqn.source_info.name_stack)
+        for inner in jax_internals.sub_jaxprs(eqn):
+            yield from _scopes(inner.jaxpr)
+
+
+def test_equal_layers_have_one_body_of_moments(monkeypatch):
+    calls = []
+
+    def counting(*args, **kwargs):
+        calls.append(args)
+        return gauss_legendre(*args, **kwargs)
+
+    monkeypatch.setattr(_regions, "gauss_legendre", counting)
+    _regions._integral.clear_cache()
+    w, x = jnp.eye(4) / 2, jnp.linspace(-1.0, 1.0, 24).reshape(2, 3, 4)
+    random = Gaussian(x, jnp.full_like(x, 0.01))
+
+    def traced(*names):
+        def f(w, x):
+            for name in names:
+                x = _block(name)(w, x)
+            return x
+
+        return jax.make_jaxpr(moments(f, shared=False))(w, random).jaxpr
+
+    bodies = [
+        eqn.params["jaxpr"]
+        for eqn in traced("block", "block", "block").eqns
+        if eqn.params.get("operator") == "jaxeff.pfp_attention"
+    ]
+    assert len(bodies) == 3
+    assert len({id(body) for body in bodies}) == 1
+    assert len(calls) == 1
+    marks = {s.split("/")[0] for s in _scopes(traced("first", "second")) if "silu" in s}
+    assert len(calls) == 1
+    assert marks == {"jaxeff[elementwise#0](silu)", "jaxeff[elementwise#1](silu_1)"}  # as they were
+
+
+def test_functions_that_differ_in_a_number_are_traced_apart():
+    x = Gaussian(jnp.linspace(-1.0, 1.0, 5), jnp.full(5, 0.04))
+
+    def f(x, by):
+        return jnp.tanh(by * jnp.sin(x))
+
+    both = jax.jit(moments(lambda x: (f(x, 1.0), f(x, 3.0))))(x)
+    for by, result in zip((1.0, 3.0), both, strict=True):
+        alone = jax.jit(moments(lambda x, by=by: f(x, by)))(x)
+        np.testing.assert_array_equal(result.mean, alone.mean)
+        np.testing.assert_array_equal(result.var, alone.var)
+    assert not np.allclose(both[0].mean, both[1].mean)

@@ -190,7 +190,8 @@ def external(
     """
     clouded = {v: {v: _clouded(v, lineages[v])} for v in values}
     # No value has dependent entries of its own: only pairs of values can meet.
-    if not any(SHARED in labels for of_value in clouded.values() for labels in of_value.values()):
+    shared = any(SHARED in labels for of_value in clouded.values() for labels in of_value.values())
+    if not shared or not any(map(_combines, nodes)):
         return _across(values, nodes, lineages)
     met = follow_lineages(nodes, clouded)[1].values()
     meetings = [m for of_node in met for m in of_node if m.along]
@@ -199,6 +200,12 @@ def external(
         known = {(id(m.eqn), m.source) for m in internal(values, nodes) if m.along}
         meetings = [m for m in meetings if (id(m.eqn), m.source) not in known]
     return [*meetings, *_across(values, nodes, lineages)]
+
+
+def _combines(node: ir.Node) -> bool:
+    """Returns whether entries of one operand may be combined."""
+    of = node.signature
+    return of.family is ir.OperationFamily.CALL or any(x.combined for x in of.operands)
 
 
 def shared_sources(values: Sequence[ir.Value], lineages: Mapping[ir.Value, Lineage]) -> list[Any]:

@@ -101,20 +101,15 @@ def composite(
 
     Args:
         name: The operator, such as "pfp_dense".
-        rule: The moments of the result from arrays; closes over no traced value.
+        rule: The moments of the result from arrays; closes over no traced value. Layers that share
+            it, and the types of their operands, are traced once.
         *operands: Arrays. Unless all are of one dtype, float32 or float64, there is no composite.
         **attributes: Attributes of the operator beside the operands' shapes.
     """
     if not _is_uniform(operands):
         return rule(*operands)
 
-    def moments(*values: Array) -> tuple[Array, Array]:
-        result = rule(*values)
-        return result.mean, result.var
-
-    return _values.Gaussian(
-        *_compat.export_composite(moments, operands, f"jaxeff.{name}", attributes)
-    )
+    return _values.Gaussian(*_compat.export_composite(rule, operands, f"jaxeff.{name}", attributes))
 
 
 def activation(name: str) -> Callable[[Callable[[_values.Gaussian], _values.Gaussian]], Callable]:

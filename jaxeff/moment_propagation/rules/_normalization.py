@@ -38,8 +38,9 @@ Sharp edges
 - It costs about 60 exponentials per entry: nothing for logits, noticeable for long attention.
 """
 
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -117,8 +118,30 @@ def normalize(
     Returns:
         Mean and variance, shaped like `x`, no scale or bias.
     """
+    x = values.to_variance(x)
+    if isinstance(eps, float):  # a number stays one in what is traced
+        return _normalized(x, None, axes, eps, shift, floor, centre)
+    return _normalized(x, eps, axes, None, shift, floor, centre)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
+def _normalized(
+    x: values.Gaussian, offset: Any, axes: tuple[int, ...], eps: float | None, shift: float,
+    floor: float, centre: bool,
+) -> values.Gaussian:  # fmt: skip
+    """Computes `normalize`: a network has many norms of few shapes, each of which is traced once.
+
+    Args:
+        x: Random input.
+        offset: What is added to the mean square, if it is an array.
+        axes: The axes the statistics are taken over.
+        eps: What is added otherwise.
+        shift: Added to the root.
+        floor: Least value of the sum.
+        centre: Whether the mean is taken off.
+    """
     statistics = _centred_statistics if centre else _raw_statistics
-    return _quotient(statistics(values.to_variance(x), axes, eps), shift, floor)
+    return _quotient(statistics(x, axes, offset if eps is None else eps), shift, floor)
 
 
 def centred(x: values.Random, axes: tuple[int, ...]) -> values.Gaussian:
