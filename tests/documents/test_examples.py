@@ -193,3 +193,18 @@ def test_the_figure_of_the_first_screen_is_drawn(tmp_path):
     ):
         ink, expected = ((panel[..., :3] < 0.9).any(-1).mean() for panel in (one, other))
         assert ink > expected / 4
+
+
+@pytest.mark.document
+def test_the_figures_of_moments_are_drawn(tmp_path):
+    """The script runs, and draws as much as is kept."""
+    script = ROOT / "docs" / "figures" / "moments.py"
+    command = [sys.executable, str(script), "--draws", "200", "--output", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    for name in ("exact", "followed", "lost"):
+        ours, kept = (
+            plt.imread(folder / f"moments_{name}.png") for folder in (tmp_path, script.parent)
+        )
+        ink, expected = ((image[..., :3] < 0.9).any(-1).mean() for image in (ours, kept))
+        assert ours.shape == kept.shape
+        assert ink > expected / 2, name
