@@ -45,6 +45,7 @@ MODULES = (
     "beyond.random_layers",
     "beyond.replicates",
     "beyond.residual_streams",
+    "beyond.selective",
     "beyond.sensitivity",
     "beyond.tokens",
     "beyond.transforms",

@@ -1,0 +1,81 @@
+"""The passes that moments are held against, and how predictions are judged."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxeff
+from experiments.beyond import selective as s
+from jaxeff import Gaussian
+
+KEY = jax.random.key(0)
+
+
+def gaussian(key, *shape):
+    mean, var = jax.random.split(key)
+    return Gaussian(jax.random.normal(mean, shape), jax.random.uniform(var, shape))
+
+
+def test_a_norm_by_the_tangent_of_its_statistics():
+    x = gaussian(KEY, 3, 8)
+    found = s.Calibrating([1.0]).norm(x)
+    slopes = jax.vmap(jax.jacfwd(s.Plain().norm))(x.mean)
+    expected = jnp.einsum("nij,nj->ni", slopes**2, x.var)
+    np.testing.assert_allclose(found.var, expected, rtol=2e-4)
+    np.testing.assert_allclose(found.mean, s.Plain().norm(x.mean), rtol=1e-5, atol=1e-6)
+
+
+def test_products_are_those_of_moments():
+    """Two products with independent weights are exact in any pass."""
+    w, b = gaussian(KEY, 6, 5), gaussian(jax.random.key(1), 5)
+    x = gaussian(jax.random.key(2), 4, 6)
+    expected = jaxeff.moments(lambda w, b, x: x @ w + b)(w, b, x)
+    found = s.Streamlined().dense(x, w, b)
+    np.testing.assert_allclose(found.var, expected.var, rtol=1e-5)
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-5, atol=1e-6)
+
+
+def test_scalars_make_variances_those_of_draws():
+    """A mean over positions shares its kernel's noise, which variances of entries forget."""
+    net = s.separable(4, 1, 2)
+    posterior = jax.tree.map(lambda w: Gaussian(w, jnp.full_like(w, 0.01)), net.init(KEY))
+    x = jax.random.normal(KEY, (8, 14, 14, 1))
+    factors = s.scalars(KEY, net, posterior, x, 400)
+    draws = jax.vmap(lambda key: net.f(jaxeff.bayes.draw(key, posterior), x))
+    exact = draws(jax.random.split(jax.random.key(1), 400)).var(0)
+    ours, plain = (
+        net.compute(passed, posterior, x).var.mean() / exact.mean()
+        for passed in (s.Calibrating(factors), s.Calibrating([1.0] * len(factors)))
+    )
+    assert plain < 0.7
+    # Two variances of 400 draws, which ten logits of one network share.
+    assert abs(ours - 1) < 4 * np.sqrt(2 * 2 / 400)
+
+
+@pytest.mark.parametrize("name", s.NETWORKS)
+def test_all_passes_read_every_network(name):
+    settings = s.STUDY.sizes["fast"]
+    net, sets = s._built(settings, name)
+    params = jax.eval_shape(net.init, KEY)
+    posterior = jax.tree.map(lambda w: Gaussian(jnp.ones(w.shape), jnp.ones(w.shape)), params)
+    x = sets.test[0][:2]
+    logits = jax.eval_shape(net.f, params, x)
+    recording = s.Recording()
+    jax.eval_shape(lambda p: net.compute(recording, p, x), params)
+    ones = [1.0] * len(recording.results)
+    for passed in (s.Streamlined(), s.Calibrating(ones)):
+        result = jax.eval_shape(lambda p, passed=passed: net.compute(passed, p, x), posterior)
+        assert result.var.shape == result.mean.shape == logits.shape
+    assert sets.outside.shape[1:] == sets.train[0].shape[1:]
+
+
+def test_judging_counts_what_may_be_taken():
+    """Of four predictions the least sure is wrong: three may be taken without risk."""
+    probs = jnp.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
+    row = s.judged(jnp.log(probs), jnp.array([0, 0, 1, 1]), jnp.log(jnp.full((4, 2), 0.5)))
+    assert row["covered_half"] == row["covered_one"] == 75
+    assert row["aurc"] == pytest.approx(100 * 0.25 / 4)
+    assert row["augrc"] == pytest.approx(100 * 0.25 / 4)
+    assert row["accuracy"] == 0.75
+    assert row["auroc"] == 1
