@@ -142,11 +142,10 @@ def _of_transformers(name: str) -> Built:
     transformers = importlib.import_module("transformers")
     kind = getattr(transformers, name)
     shape, other = _TRANSFORMERS[name]
-    default = kind.config_class()
-    settings = {key: value for key, value in _NARROW.items() if hasattr(default, key)}
+    fields = kind.config_class().to_dict()
+    settings = {key: value for key, value in _NARROW.items() if key in fields}
     model = kind(kind.config_class(**settings | other)).eval()
     model.config.use_cache = False
-    model.config.return_dict = False
     return model, (jax.ShapeDtypeStruct(shape, jnp.int32 if shape is _TOKENS else jnp.float32),)
 
 
