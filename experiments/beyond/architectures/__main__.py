@@ -2,16 +2,16 @@
 
     python -m experiments.beyond.architectures --libraries torchvision
 
-Every classification network of torchvision and of keras.applications, 116 of the most used ones of
-timm, and transformers' models with two narrow layers, all with random weights. Nothing is computed:
-programs are traced by shapes, in a process of each library's own, with a limit for each network in
-seconds of a processor. The columns are
+Every classification network of torchvision and of keras.applications, much used ones of timm, one
+or two of each family, and transformers' models with two narrow layers, all with random weights.
+Nothing is computed: programs are traced by shapes, in a process of each library's own, with a limit
+for each column in seconds of a processor. The columns are
 
 - functional: `jaxeff.functional` reads it, and `trace` finds its layers;
-- integer: the share of all multiply-accumulates whose weights become 8-bit codes;
 - pruned: the share of the parameters that is left where half of all channels go. Where a statistic
   over channels can't count zeros, which is refused, these channels are kept ("keep");
-- moments: whether the moment pass takes random parameters, and what it warns of.
+- integer: the share of all multiply-accumulates whose weights become 8-bit codes;
+- moments: whether the moment pass takes random parameters, and whether it warns.
 
 A column is right, refused (an error of the library that says why), a crash (any other error), or
 slow. Only what shapes say is judged: that results are right says the study `zoo`, of small ones.
