@@ -55,7 +55,7 @@ class Settings:
     # inputs to learn from; the decoder has ten times as many
     learnt: Annotated[int, Least(64)] = 600
     asked: Annotated[int, Least(16)] = 1000  # inputs to test, and of another kind
-    epochs: Count = 40  # passes over the inputs; the decoder a quarter of them
+    epochs: Count = 240  # passes over the inputs; the decoder a quarter of them
     width: Annotated[int, Least(4)] = 16  # channels; the ResNet's begin at half of it
     calibration: Annotated[int, Least(8)] = 128  # learnt inputs that factors are measured on
     draws: tuple[int, ...] = (4, 16, 64)  # draws of weights
@@ -623,7 +623,7 @@ STUDY = h.Study(
         "fast": Settings(networks=("DS-CNN",), seeds=1, learnt=64, asked=64, epochs=4,
                          width=4, calibration=8, draws=(4, 16, 64), rounds=2),
         "default": Settings(),
-        "full": Settings(data="fashion-mnist", learnt=20_000, asked=10_000, width=32),
+        "full": Settings(data="fashion-mnist", learnt=20_000, asked=10_000, epochs=20, width=32),
     },
     (
         h.Part(
