@@ -229,7 +229,11 @@ def _signs(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
 def _sum(to: str, *operands: tuple[str, Array]) -> Array:
     """Multiplies arrays by their axes' letters, and sums over the axes that the result hasn't."""
     letters = ",".join(of for of, _ in operands)
-    return jnp.einsum(f"{letters}->{to}", *(a for _, a in operands))
+    # Scores may have an axis of one entry that neither queries nor keys have, by a mask with the
+    # axis of sequences where there is one sequence, as transformers of PyTorch write it.
+    absent = tuple(i for i, letter in enumerate(to) if letter not in letters)
+    known = "".join(letter for letter in to if letter in letters)
+    return jnp.expand_dims(jnp.einsum(f"{letters}->{known}", *(a for _, a in operands)), absent)
 
 
 def _apart(a: Array, of: str, softmax: str) -> tuple[Array, Array]:
