@@ -27,7 +27,8 @@ from jaxeff.moment_propagation.rules import _arithmetic as arithmetic
 from jaxeff.moment_propagation.rules import _extremes as extremes
 from jaxeff.moment_propagation.rules._activations import gauss_legendre
 from jaxeff.moment_propagation.rules._arithmetic import bilinear
-from jaxeff.program.ir import FACTS, Node
+from jaxeff.program.ir import FACTS, Node, OperationFamily, signature
+from jaxeff.program.ir import primitives as prim
 
 Rule = Callable[..., Sequence[Any]]
 
@@ -40,6 +41,31 @@ def data_movement(node: Node, *values: Any) -> list[Any]:
     means = _compat.bind(node.eqn, *(arithmetic.mean_of(v) for v in values))
     variances = _compat.bind(node.eqn, *(_variance_or_zero(v) for v in values))
     return [Gaussian(m, v) for m, v in zip(means, variances, strict=True)]
+
+
+def _custom(node: Node, *values: Any) -> list[Any]:
+    """Applies a function that moves entries and has a gradient of its own, with this gradient.
+
+    Raises:
+        TypeError: It does more: its moments aren't those of its parts one by one.
+    """
+    if not all(_only_moves(body) for body in _compat.sub_jaxprs(node.eqn)[:1]):
+        raise TypeError("a function with a gradient of its own that does more than move entries")
+    return data_movement(node, *values)
+
+
+def _only_moves(body: Any) -> bool:
+    """Returns whether all floating results of a body are entries of its operands."""
+    moving = {OperationFamily.MOVE, OperationFamily.SELECT}
+    for eqn in body.eqns:
+        if not any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.outvars):
+            continue  # places of entries
+        if eqn.primitive in prim.CALLS:
+            if not all(_only_moves(inner) for inner in _compat.sub_jaxprs(eqn)):
+                return False
+        elif eqn.primitive not in DATA_MOVEMENT or signature(eqn).family not in moving:
+            return False  # a sum may meet an entry twice, a sort moves by the values themselves
+    return True
 
 
 def _variance_or_zero(value: Any) -> Any:
@@ -169,6 +195,7 @@ RULES: dict[Any, Rule] = {
     **{primitive: data_movement for primitive in DATA_MOVEMENT},
     **{primitive: _single(fn) for primitive, fn in UNARY.items()},
     **{primitive: quadrature for primitive in SMOOTH},
+    **dict.fromkeys(prim.CUSTOM, _custom),
     p.dot_general_p: _contraction,
     p.conv_general_dilated_p: _contraction,
     p.convert_element_type_p: _convert,
