@@ -464,3 +464,18 @@ def test_a_rounding_behind_a_product_is_no_clamp(steps):
     y = np.asarray(g(g.convert(params, x), x)) * steps
     np.testing.assert_array_equal(y, np.round(y))
     assert np.abs(y - f(params, x) * steps).max() <= 3
+
+
+def test_a_product_over_samples_with_ranges_of_their_own_stays_in_float():
+    """Each column of x has its own range and is summed over: no code has one step."""
+
+    def f(params, x):
+        return params["w"] @ x
+
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(6, 2)).astype(np.float32)}
+    x = (np.array([[1.0], [50.0]]) * rng.normal(size=(2, 8))).astype(np.float32)
+    g = integer(f, {"*:linear": Int(8)}, dynamic=True)
+    with pytest.warns(IntegerFallbackWarning, match="over its samples, each with a range"):
+        y = g(g.convert(params, x), x)
+    np.testing.assert_allclose(y, quantized(f, {"*:linear": Int(8)})(params, x), rtol=1e-5)

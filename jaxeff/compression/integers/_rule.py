@@ -27,6 +27,7 @@ from jaxeff.compression.numerics import LayerQuantization, Tensor
 from jaxeff.core import Literal
 from jaxeff.program import Layer, Program, plain_rule
 from jaxeff.program.costs import bits_scope
+from jaxeff.program.ir import Contraction
 from jaxeff.program.reading import mark
 
 
@@ -200,6 +201,8 @@ class IntegerRule:
         if packed.takes_packed(setting):
             return self._packed_product(layer, setting, values)
         kernel = kernel_of(layer, setting)
+        if not isinstance(kernel, str) and self._sums_samples(layer, setting):
+            kernel = "a product over its samples, each with a range of its own"
         if isinstance(kernel, str):
             _left_in_float(layer, kernel)
             return None
@@ -259,6 +262,14 @@ class IntegerRule:
                 self.read.update(path for i in layer.biases for path in layer.inputs[i].leaves)
                 y = y + dataflow.added_by(layer, values).astype(y.dtype)
             return _values.FloatValue(y)
+
+    def _sums_samples(self, layer: Layer, setting: LayerQuantization) -> bool:
+        """Returns whether a range is computed for each entry of an axis that is summed over."""
+        contraction = Contraction.of(layer.op)
+        if not self.dynamic or 0 not in contraction.summed(1 - contraction.side):
+            return False
+        inputs = of_inputs(layer, setting, read.arrays_like(layer))
+        return any(operators.is_open(q, t) for q, t, _ in inputs if t.role == "activation")
 
     def _codes_product(
         self,
