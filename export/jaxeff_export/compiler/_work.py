@@ -84,7 +84,7 @@ def reads_of(mod: tvm.IRModule) -> list[tuple[str, tuple[int, ...]]]:
     numbers = {v: i for i, v in enumerate(main.params[:bound])}
     sources = sources_of(main, bound)
     calls = []
-    for binding in main.body.blocks[0].bindings:
+    for binding in (b for block in main.body.blocks for b in block.bindings):
         value = binding.value
         if getattr(getattr(value, "op", None), "name", "").startswith("relax.call_tir"):
             # An array that data take part in has no sources.

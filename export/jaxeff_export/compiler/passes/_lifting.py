@@ -62,7 +62,7 @@ class LiftedModule:
         if self.derive is not None:
             main = self.derive["main"]
             sources, numbers = sources_of(main, count), {v: i for i, v in enumerate(main.params)}
-            values = {b.var: b.value for b in main.body.blocks[0].bindings}
+            values = {b.var: b.value for block in main.body.blocks for b in block.bindings}
             arrays = values.get(main.body.body, main.body.body).fields
             theirs += [sorted(numbers[v] for v in sources.get(array) or ()) for array in arrays]
         return tuple(
@@ -148,8 +148,8 @@ def sources_of(
     """
     sources: Sources = {parameter: frozenset([parameter]) for parameter in main.params[:count]}
     sources |= dict.fromkeys(main.params[count:])
-    (block,) = main.body.blocks
-    for binding in block.bindings:
+    # Where all was computed before there are no blocks.
+    for binding in (b for block in main.body.blocks for b in block.bindings):
         # Derived arrays are computed here, where what such a kernel calls isn't.
         away = _callee(binding.value) in outside
         parameters: frozenset[relax.Var] | None = None if away else frozenset()
