@@ -86,9 +86,7 @@ def sampled(
     core.check_function("sampled: f", f)
     core.check_count("sampled: count", count)
     # Only which of them are random is asked here, so what they have in common doesn't matter.
-    gaussians = bayes.to_gaussians(posterior, diagonal=True)
-    # Of a calibrated one: factors are of variances by moments, and no parameters.
-    gaussians = getattr(gaussians, "posterior", gaussians)
+    gaussians = bayes.posteriors.without_factors(posterior, diagonal=True)
     leaves = jax.tree.leaves(gaussians, is_leaf=is_gaussian)
     random = [is_gaussian(leaf) for leaf in leaves]
     draws, structure = jax.tree.flatten(bayes.sample(key, posterior, count))

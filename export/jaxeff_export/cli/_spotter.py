@@ -315,7 +315,7 @@ def train(
     spotter = Spotter(g, codes, moments, posterior, None, words.count, coverage)  # type: ignore[arg-type]
     held = tempered(spotter.logits(features(words.held[0])))
     calibration = uncertainty.conformalize(held, words.held[1], _Probable(), coverage)
-    return Spotter(g, codes, moments, spotter.posterior, calibration, words.count, coverage)
+    return replace(spotter, calibration=calibration)
 
 
 def compiled(spotter: Spotter, target: str, path: Path) -> tuple[Bundle, Function, Any]:

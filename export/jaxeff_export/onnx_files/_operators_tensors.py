@@ -398,7 +398,7 @@ def _resize(
             one = min(factors) if policy == "not_larger" else max(factors)
             factors = [one] * len(axes)
             want = [math.floor(x.shape[a] * one + 0.5) for a in axes]
-    operators.bounded(call, [w for w in want])
+    operators.bounded(call, want)
     y = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(np.float32)
     outside: Any = None
     for i, (axis, count, scale) in enumerate(zip(axes, want, factors, strict=True)):

@@ -359,7 +359,7 @@ class _OnnxProgram:
         own_attributes = {
             a.name: a for a in (_bound(a, attributes) for a in node.attribute) if a is not None
         }
-        scope = _scope(_name(node))
+        scope = _scope(node.name or next(filter(None, node.output), node.op_type))
 
         if (domain, node.op_type) in self._functions:
             body = self._functions[domain, node.op_type]
@@ -445,10 +445,6 @@ def _inputs(node: onnx.NodeProto, values: Mapping[str, operators.Value]) -> list
 
 def _versions(entries: Iterable[Any]) -> dict[str, int]:
     return {"" if e.domain == "ai.onnx" else e.domain: e.version for e in entries}
-
-
-def _name(node: onnx.NodeProto) -> str:
-    return node.name or next(filter(None, node.output), node.op_type)
 
 
 def _scope(name: str) -> str:

@@ -198,9 +198,9 @@ def to_gaussians(posterior: Any, *, diagonal: bool = False) -> Any:
     return _checked(posterior)
 
 
-def without_factors(posterior: Any) -> Any:
-    """Returns the Gaussians of a posterior as a pytree like the parameters."""
-    gaussians = to_gaussians(posterior)
+def without_factors(posterior: Any, *, diagonal: bool = False) -> Any:
+    """Returns the Gaussians of a posterior as a pytree like the parameters: see `to_gaussians`."""
+    gaussians = to_gaussians(posterior, diagonal=diagonal)
     return gaussians.posterior if isinstance(gaussians, Calibrated) else gaussians
 
 
