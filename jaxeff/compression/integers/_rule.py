@@ -266,7 +266,11 @@ class IntegerRule:
     def _sums_samples(self, layer: Layer, setting: LayerQuantization) -> bool:
         """Returns whether a range is computed for each entry of an axis that is summed over."""
         contraction = Contraction.of(layer.op)
-        if not self.dynamic or 0 not in contraction.summed(1 - contraction.side):
+        side = 1 - contraction.side
+        # An array of one axis is one sample.
+        if not self.dynamic or layer.inputs[layer.data[0]].aval.ndim < 2:
+            return False
+        if 0 not in contraction.summed(side):
             return False
         inputs = of_inputs(layer, setting, read.arrays_like(layer))
         return any(operators.is_open(q, t) for q, t, _ in inputs if t.role == "activation")
