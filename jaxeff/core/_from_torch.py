@@ -134,6 +134,9 @@ def _environment() -> Environment:
         replaced(op, without_factors)
     for function, names in _ARGUMENTS.items():
         replaced(function, in_order(names))
+    # What PyTorch's own decompositions call: only the function of the same name crops, by paddings
+    # below zero, and knows all of PyTorch's modes.
+    replaced(aten.pad, lambda _: all_torch_functions[torch.nn.functional.pad].func)
     return environment
 
 

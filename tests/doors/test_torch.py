@@ -269,3 +269,16 @@ def test_functions_take_pytorchs_names_of_their_arguments(x):
     f, params = jaxeff.functional(model)
     exact = computed(model, x)
     np.testing.assert_allclose(f(params, x), exact, atol=1e-4 * np.abs(exact).max())
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # of PyTorch's indices
+def test_sums_of_patches_are_cropped(x):
+    """PyTorch's own decomposition of `fold` pads by numbers below zero."""
+
+    class Folded(torch.nn.Module):
+        def forward(self, x):
+            patches = torch.nn.functional.unfold(x, 3, padding=1, stride=2)
+            return torch.nn.functional.fold(patches, x.shape[-2:], 3, padding=1, stride=2)
+
+    f, params = jaxeff.functional(Folded())
+    np.testing.assert_allclose(f(params, x), computed(Folded(), x), atol=1e-6)
