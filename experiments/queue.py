@@ -24,6 +24,7 @@ import os
 import resource
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -345,6 +346,27 @@ class Queue:
             found |= {json.dumps(one.task): one for one in here}
         return [*found.values()]
 
+    def hours_left(self, entry: Entry, hours: float, ratio: float) -> float:
+        """Estimates what a run still takes, in CPU hours.
+
+        By what finished tasks took that are most like the ones left, where the run has said what
+        it is going to make. Else by the list's estimate: of a run that isn't begun, times what
+        estimates of others were off.
+
+        Args:
+            entry: The run.
+            hours: What it took so far.
+            ratio: Of measured and estimated hours, of runs that are done.
+        """
+        plan = self.results / entry.stem / "work" / journals.PLAN
+        if plan.exists():
+            said = {"experiment": load(entry.study).name, **json.loads(plan.read_text())}
+            seconds = journals.seconds_left(said["tasks"], self.done(entry))
+            if seconds and asks_for(entry, said):
+                return seconds / 3600
+        begun = hours or entry.accelerator
+        return max(entry.hours - hours, 0.1 * entry.hours) if begun else entry.hours * ratio
+
     def status(self) -> Table:
         """Says what is done and what is left, in hours of CPU time."""
         taken: dict[str, float] = {}
@@ -352,6 +374,9 @@ class Queue:
             for one in read_lines(self.spent):
                 taken[one["name"]] = taken.get(one["name"], 0.0) + one["cpu_seconds"] / 3600
         rows, total, counted = [], [0.0, 0.0, 0.0], set()
+        off = [taken[one.name] / one.hours for one in self.ready
+               if one.name in taken and self.is_done(one)]  # fmt: skip
+        ratio = statistics.median(off) if off else 1.0
         for entry in self.ready + [one for one in self.listed if one.waits]:
             if entry.waits:
                 what = " ".join((entry.study, *entry.arguments))
@@ -367,7 +392,7 @@ class Queue:
             hours = max(hours, taken.get(entry.name, 0.0))
             counted.add(entry.stem)
             done = self.is_done(entry)
-            left = 0.0 if done else max(entry.hours - hours, 0.1 * entry.hours)
+            left = 0.0 if done else self.hours_left(entry, hours, ratio)
             state = "done" if done else "begun" if tasks or hours else ""
             if content.get(LEFT):
                 state = f"published, {content[LEFT]} tasks left"
@@ -379,8 +404,9 @@ class Queue:
             ))  # fmt: skip
             total = [a + b for a, b in zip(total, (hours, entry.hours, left), strict=True)]
         heads = ("run", "study", "state", "tasks>", "spent h>", "estimate h>", "left h>")
+        title = f"CPU hours; runs take {ratio:.2g} times what the list estimates, in the median"
         sums = ("", "", "", "", *(f"{one:.2f}" for one in total))
-        return Table(heads, rows, total=sums, title="CPU hours")
+        return Table(heads, rows, total=sums, title=title)
 
 
 def asks_for(entry: Entry, content: dict[str, Any]) -> bool:

@@ -3,6 +3,9 @@
 The first line says which run it is of, each further one a task with its rows and, where that is
 known, what it took: ``{"task": ..., "rows": ..., "spent": ...}``. A run elsewhere takes them over
 with ``--take``.
+
+What a run is going to make lies beside its rows as it goes, so that what is left can be estimated
+by what like tasks have taken.
 """
 
 import json
@@ -13,8 +16,8 @@ from typing import Any, NamedTuple
 
 from jaxeff.store import CheckpointError, read_lines, require_same_run, write_atomically
 
-ROWS, SPENT = "rows.jsonl", "spent.jsonl"
-"""Files of a run's folder `work`: rows by task, and what each task took."""
+ROWS, SPENT, PLAN = "rows.jsonl", "spent.jsonl", "plan.json"
+"""Files of a run's folder `work`: rows by task, what each took, and which are asked for."""
 SUFFIX = ".jsonl.xz"
 
 
@@ -104,6 +107,39 @@ def makers(done: Iterable[Done]) -> list[dict[str, Any]]:
         {**entry, "tasks": round(entry["tasks"], 2), "cpu_seconds": round(entry["cpu_seconds"], 1)}
         for entry in counts.values()
     ]
+
+
+def seconds_left(plan: Iterable[Any], done: Iterable[Done]) -> float | None:
+    """Estimates the CPU seconds of a plan's other tasks, each by the finished ones most like it.
+
+    Args:
+        plan: Tasks that are asked for.
+        done: Finished tasks, of which those count that say what they took.
+
+    Returns:
+        The seconds; None if no finished task says what it took.
+    """
+    done = [*done]
+    finished = {_name(one.task) for one in done}
+    known = [(_parts(one.task), one.spent["cpu_seconds"]) for one in done if one.spent]
+    if not known:
+        return None
+    total = 0.0
+    for task in plan:
+        if _name(task) in finished:
+            continue
+        shared = [len(_parts(task) & parts) for parts, _ in known]
+        alike = [took for (_, took), n in zip(known, shared, strict=True) if n == max(shared)]
+        total += sum(alike) / len(alike)
+    return total
+
+
+def _parts(task: Any, place: str = "") -> set[tuple[str, str]]:
+    """What a task says, each with its place: subjects, kinds, seeds."""
+    if not isinstance(task, dict | list):
+        return {(place, str(task))}
+    items = task.items() if isinstance(task, dict) else enumerate(task)
+    return {part for name, one in items for part in _parts(one, f"{place}.{name}")}
 
 
 def _last(done: Iterable[Done]) -> list[Done]:

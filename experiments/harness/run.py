@@ -1,6 +1,7 @@
 """One run of a study: its settings, its folder, and the rows that it has kept."""
 
 import dataclasses
+import json
 import os
 import shutil
 import sys
@@ -88,6 +89,7 @@ class Run(Generic[S]):
         if version != 1:  # rows that were made before versions are of the first one
             identity["version"] = version
         self.left = 0
+        self._planned: list[Any] = []
         self._kept_only = order.kept
         self._commit = commit()
         self._clock = 0.0  # the first task takes what the process has taken to start
@@ -126,6 +128,12 @@ class Run(Generic[S]):
             self._add(task, make())
         return self._rows(task)
 
+    def plan(self, tasks: Iterable[Any]) -> None:
+        """Says which tasks are going to be asked for, in the folder `work`."""
+        self._planned += [task for task in map(plain, tasks) if task not in self._planned]
+        said = {"config": self.config, "tasks": self._planned}
+        write_atomically(self.work / journals.PLAN, json.dumps(said))
+
     def each(
         self,
         tasks: Sequence[T],
@@ -156,6 +164,7 @@ class Run(Generic[S]):
             until: As of `each`.
             again: Whether to make a task again that has these rows.
         """
+        self.plan(tasks)
         known = {i for i, t in enumerate(map(plain, tasks)) if t in self._kept}
         known -= {i for i in known if again(self._kept[plain(tasks[i])])}
         todo = [task for i, task in enumerate(tasks) if i not in known]

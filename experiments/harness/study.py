@@ -174,6 +174,9 @@ class Study(Generic[S]):
         extra: dict[str, Any] = {}
         arrays: dict[str, np.ndarray] = {}
         for part in self.parts:
+            if isinstance(part, Part) and part.when(run.settings):
+                run.plan(part.tasks(run))
+        for part in self.parts:
             if kept and not isinstance(part, Part | Kept):
                 run.left += 1
                 continue

@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from experiments import queue
-from experiments.harness import journals
+from experiments.harness import Part, Run, Study, journals
+from experiments.harness.command import SIZES, read
 
 ROOT = Path(__file__).parents[2]
 LIST = ROOT / "docs" / "results" / "queue.toml"
@@ -23,6 +26,11 @@ def write(path, *runs):
         lines += ["[[run]]", *(f"{name} = {json.dumps(value)}" for name, value in run.items())]
     path.write_text("\n".join(lines))
     return path
+
+
+@dataclass(frozen=True)
+class Tosses:
+    """Settings of a study that has none."""
 
 
 COINS = {"name": "limits", "study": "gaussian_limits", "arguments": ["--fast"], "hours": 0.1}
@@ -181,6 +189,47 @@ def test_the_status_counts_tasks_of_other_machines_too(at):
     assert table.total[-1] == "3.01"
     kept(q, entry)
     assert q.status().rows[0][2] == "done"
+
+
+def test_what_is_left_takes_what_like_tasks_took(at):
+    """Convolutional ones are dear, whatever the seed, and the list's estimate is far off."""
+    q = at({**COINS, "hours": 50.0}, {**COINS, "name": "other", "study": "scaling", "hours": 4.0})
+    entry = q.listed[0]
+    name = lambda net, seed: {"net": net, "seed": seed}  # noqa: E731
+    took = {("mlp", 0): 36.0, ("mlp", 1): 72.0, ("lenet5", 0): 3600.0}
+    done = [journals.Done(name(*task), [{"a": 1}], {"cpu_seconds": seconds})
+            for task, seconds in took.items()]  # fmt: skip
+    journals.pack(entry.journal, {"study": entry.stem}, done)
+    plan = [name(net, seed) for net in ("mlp", "lenet5") for seed in (0, 1, 2)]
+    work = q.results / entry.stem / "work"
+    work.mkdir(parents=True)
+    said = {"config": {"size": "fast", "seed": 0}, "tasks": plan}
+    (work / journals.PLAN).write_text(json.dumps(said))
+    # mlp 2 takes the mean of two; lenet5 1 is like mlp 1 and lenet5 0, lenet5 2 like the latter.
+    expected = (54 + (72 + 3600) / 2 + 3600) / 3600
+    assert q.status().rows[0][-1] == f"{expected:.2f}"
+    (work / journals.PLAN).write_text(json.dumps({**said, "config": {"size": "full", "seed": 0}}))
+    assert q.status().rows[0][-1] == "48.97"  # of another run's plan nothing is known
+    assert q.status().rows[1][-1] == "4.00"
+    kept(q, entry)
+    q.spent.write_text(json.dumps({"name": "limits", "cpu_seconds": 36_000.0}) + "\n")
+    assert q.status().rows[1][-1] == "0.80"  # as other estimates were: five times too high
+
+
+def test_a_run_says_what_it_is_going_to_make(tmp_path):
+    order = read("tosses", "", {size: Tosses() for size in SIZES}, ["--results", str(tmp_path)])
+    run = Run("tosses", order, order.settings, Console(quiet=True))
+    part = Part(lambda run: [("heads", 1), ("heads", 2)], lambda run, task: [{"n": task[1]}])
+    later = Part(lambda run: [("tails", 1)], lambda run, task: [{"n": task[1]}])
+    first = Part(lambda run: [("first", 1)], lambda run, task: [said.append(planned()) or {"n": 1}])
+    planned = lambda: json.loads((run.work / journals.PLAN).read_text())  # noqa: E731
+    said = []
+    study = Study("tosses", "", {size: Tosses() for size in SIZES}, (first, part, later), (), ())
+    study.measure(run)
+    assert [*map(tuple, said[0]["tasks"])] == [
+        ("first", 1), ("heads", 1), ("heads", 2), ("tails", 1),
+    ]  # fmt: skip
+    assert said[0]["config"] == run.config
 
 
 @pytest.mark.process
