@@ -18,20 +18,20 @@ _IMPORT = ("import ", "from ")
 class ModuleExamples(griffe.Extension):
     """Ends docstrings with the first example of their module that calls what they describe.
 
-    Faces that load their names when they are asked for have an `__all__` that no reader of text
-    sees: what they offer is shown, too.
+    Griffe takes what a module imports for private, so that faces are told what they offer.
     """
 
     def on_module_members(self, *, node: Any, mod: griffe.Module, **_: Any) -> None:
-        """Called for each module: a lazy face offers what it imports as `X as X`."""
-        if not mod.exports and isinstance(node, ast.Module):
-            mod.exports = [
+        """Called for each module: a face offers what it imports as `X as X` and what it defines."""
+        if mod.is_init_module and mod.parent is not None and isinstance(node, ast.Module):
+            named = [
                 name.name
                 for each in ast.walk(node)
-                if isinstance(each, ast.ImportFrom) and "._" in (each.module or "")
+                if isinstance(each, ast.ImportFrom)
                 for name in each.names
                 if name.name == name.asname
             ]
+            mod.exports = named + [name for name, each in mod.members.items() if not each.is_alias]
 
     def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
         """Called for each function."""

@@ -41,7 +41,9 @@ the calls above: `prior={"frozen/*": None}`, `laplace(..., only="adapters/*")`,
 `{"adapters/*": Members(3)}`.
 """
 
-from jaxeff.adapters._lora import LoRA, frozen, init_lora, lora, merge_lora
-from jaxeff.adapters._untied import untied
-
-__all__ = ["LoRA", "frozen", "init_lora", "lora", "merge_lora", "untied"]
+from jaxeff.adapters._lora import LoRA as LoRA
+from jaxeff.adapters._lora import frozen as frozen
+from jaxeff.adapters._lora import init_lora as init_lora
+from jaxeff.adapters._lora import lora as lora
+from jaxeff.adapters._lora import merge_lora as merge_lora
+from jaxeff.adapters._untied import untied as untied

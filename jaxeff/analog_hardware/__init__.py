@@ -27,107 +27,56 @@ Source: Klein's thesis, chapter 5; Klein et al., "Towards addressing noise and s
 analog computations using efficient retraining" (2021); Kuhn et al., arXiv:2309.14292.
 """
 
-from jaxeff.analog_hardware._chip import PUBLISHED_PHYSICS, Chip, Hardware, Physics, Query
-from jaxeff.analog_hardware._circuit import Circuit, CircuitChip
-from jaxeff.analog_hardware._crossbar import Correction, Crossbar, Linear, TileModel, Wires
-from jaxeff.analog_hardware._mapping import (
-    Partition,
-    Placement,
-    calibrate_ranges,
-    partition,
-    read_out,
-)
-from jaxeff.analog_hardware._measurements import (
-    Characterization,
-    Design,
-    Events,
-    Fidelity,
-    OrderEffect,
-    characterize,
-    fidelity,
-    measure_events,
-    order_effect,
-)
-from jaxeff.analog_hardware._products import analog
-from jaxeff.analog_hardware._sequence import SequenceModel, fit_sequence
-from jaxeff.analog_hardware._tile_costs import TileCosts, TileLayerCost, TileReport, tile_costs
-from jaxeff.analog_hardware._training import (
-    ForChip,
-    Reference,
-    compensate_drift,
-    growing_noise,
-    in_the_loop,
-    reference,
-    train_for_chip,
-    with_model,
-    with_noise_level,
-)
-from jaxeff.analog_hardware._white_box import (
-    Columnar,
-    LinearFit,
-    ReadOutNoise,
-    Splines,
-    WhiteBox,
-    fit_columnar,
-    fit_linear,
-    fit_noise,
-    fit_splines,
-    fit_white_box,
-)
-from jaxeff.noise import ReadOut
-
-__all__ = [
-    "PUBLISHED_PHYSICS",
-    "Characterization",
-    "Chip",
-    "Circuit",
-    "CircuitChip",
-    "Columnar",
-    "Correction",
-    "Crossbar",
-    "Design",
-    "Events",
-    "Fidelity",
-    "ForChip",
-    "Hardware",
-    "Linear",
-    "LinearFit",
-    "OrderEffect",
-    "Partition",
-    "Physics",
-    "Placement",
-    "Query",
-    "ReadOut",
-    "ReadOutNoise",
-    "Reference",
-    "SequenceModel",
-    "Splines",
-    "TileCosts",
-    "TileLayerCost",
-    "TileModel",
-    "TileReport",
-    "WhiteBox",
-    "Wires",
-    "analog",
-    "calibrate_ranges",
-    "characterize",
-    "compensate_drift",
-    "fidelity",
-    "fit_columnar",
-    "fit_linear",
-    "fit_noise",
-    "fit_sequence",
-    "fit_splines",
-    "fit_white_box",
-    "growing_noise",
-    "in_the_loop",
-    "measure_events",
-    "order_effect",
-    "partition",
-    "read_out",
-    "reference",
-    "tile_costs",
-    "train_for_chip",
-    "with_model",
-    "with_noise_level",
-]
+from jaxeff.analog_hardware._chip import PUBLISHED_PHYSICS as PUBLISHED_PHYSICS
+from jaxeff.analog_hardware._chip import Chip as Chip
+from jaxeff.analog_hardware._chip import Hardware as Hardware
+from jaxeff.analog_hardware._chip import Physics as Physics
+from jaxeff.analog_hardware._chip import Query as Query
+from jaxeff.analog_hardware._circuit import Circuit as Circuit
+from jaxeff.analog_hardware._circuit import CircuitChip as CircuitChip
+from jaxeff.analog_hardware._crossbar import Correction as Correction
+from jaxeff.analog_hardware._crossbar import Crossbar as Crossbar
+from jaxeff.analog_hardware._crossbar import Linear as Linear
+from jaxeff.analog_hardware._crossbar import TileModel as TileModel
+from jaxeff.analog_hardware._crossbar import Wires as Wires
+from jaxeff.analog_hardware._mapping import Partition as Partition
+from jaxeff.analog_hardware._mapping import Placement as Placement
+from jaxeff.analog_hardware._mapping import calibrate_ranges as calibrate_ranges
+from jaxeff.analog_hardware._mapping import partition as partition
+from jaxeff.analog_hardware._mapping import read_out as read_out
+from jaxeff.analog_hardware._measurements import Characterization as Characterization
+from jaxeff.analog_hardware._measurements import Design as Design
+from jaxeff.analog_hardware._measurements import Events as Events
+from jaxeff.analog_hardware._measurements import Fidelity as Fidelity
+from jaxeff.analog_hardware._measurements import OrderEffect as OrderEffect
+from jaxeff.analog_hardware._measurements import characterize as characterize
+from jaxeff.analog_hardware._measurements import fidelity as fidelity
+from jaxeff.analog_hardware._measurements import measure_events as measure_events
+from jaxeff.analog_hardware._measurements import order_effect as order_effect
+from jaxeff.analog_hardware._products import analog as analog
+from jaxeff.analog_hardware._sequence import SequenceModel as SequenceModel
+from jaxeff.analog_hardware._sequence import fit_sequence as fit_sequence
+from jaxeff.analog_hardware._tile_costs import TileCosts as TileCosts
+from jaxeff.analog_hardware._tile_costs import TileLayerCost as TileLayerCost
+from jaxeff.analog_hardware._tile_costs import TileReport as TileReport
+from jaxeff.analog_hardware._tile_costs import tile_costs as tile_costs
+from jaxeff.analog_hardware._training import ForChip as ForChip
+from jaxeff.analog_hardware._training import Reference as Reference
+from jaxeff.analog_hardware._training import compensate_drift as compensate_drift
+from jaxeff.analog_hardware._training import growing_noise as growing_noise
+from jaxeff.analog_hardware._training import in_the_loop as in_the_loop
+from jaxeff.analog_hardware._training import reference as reference
+from jaxeff.analog_hardware._training import train_for_chip as train_for_chip
+from jaxeff.analog_hardware._training import with_model as with_model
+from jaxeff.analog_hardware._training import with_noise_level as with_noise_level
+from jaxeff.analog_hardware._white_box import Columnar as Columnar
+from jaxeff.analog_hardware._white_box import LinearFit as LinearFit
+from jaxeff.analog_hardware._white_box import ReadOutNoise as ReadOutNoise
+from jaxeff.analog_hardware._white_box import Splines as Splines
+from jaxeff.analog_hardware._white_box import WhiteBox as WhiteBox
+from jaxeff.analog_hardware._white_box import fit_columnar as fit_columnar
+from jaxeff.analog_hardware._white_box import fit_linear as fit_linear
+from jaxeff.analog_hardware._white_box import fit_noise as fit_noise
+from jaxeff.analog_hardware._white_box import fit_splines as fit_splines
+from jaxeff.analog_hardware._white_box import fit_white_box as fit_white_box
+from jaxeff.noise import ReadOut as ReadOut

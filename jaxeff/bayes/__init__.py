@@ -23,94 +23,48 @@ elsewhere; `ivon` and `swag` are optimizers that leave one behind. A
 `MixturePosterior` has several modes.
 """
 
-from jaxeff.bayes._distillation import around_best_draw, distill
-from jaxeff.bayes._interchange import from_numpyro, from_pyro, load_posterior, save_posterior
-from jaxeff.bayes._laplace import Laplace, laplace
-from jaxeff.bayes._optimizers import ivon, ivon_posterior, swag, swag_posterior
-from jaxeff.bayes._precision import LaplaceWarning
-from jaxeff.bayes.posteriors import (
-    Draws,
-    MixturePosterior,
-    Posterior,
-    check_posterior,
-    draw,
-    predict,
-    prior_scales,
-    sample,
-    to_gaussians,
-)
-from jaxeff.bayes.sampling import (
-    HMC,
-    MCLMC,
-    NUTS,
-    SGHMC,
-    SGLD,
-    ChainsDivergedError,
-    ConvergenceWarning,
-    Cyclical,
-    MarkovKernel,
-    MCMCResult,
-    Mixing,
-    WindowAdaptation,
-    mcmc,
-    mixing,
-    parameter_mixing,
-    prediction_mixing,
-)
-from jaxeff.bayes.variational import (
-    CollapseWarning,
-    Flow,
-    FullRank,
-    LowRank,
-    MeanField,
-    SVIResult,
-    svi,
-)
-
-__all__ = [
-    "HMC",
-    "MCLMC",
-    "NUTS",
-    "SGHMC",
-    "SGLD",
-    "ChainsDivergedError",
-    "CollapseWarning",
-    "ConvergenceWarning",
-    "Cyclical",
-    "Draws",
-    "Flow",
-    "FullRank",
-    "Laplace",
-    "LaplaceWarning",
-    "LowRank",
-    "MCMCResult",
-    "MarkovKernel",
-    "MeanField",
-    "Mixing",
-    "MixturePosterior",
-    "Posterior",
-    "SVIResult",
-    "WindowAdaptation",
-    "around_best_draw",
-    "check_posterior",
-    "distill",
-    "draw",
-    "from_numpyro",
-    "from_pyro",
-    "ivon",
-    "ivon_posterior",
-    "laplace",
-    "load_posterior",
-    "mcmc",
-    "mixing",
-    "parameter_mixing",
-    "predict",
-    "prediction_mixing",
-    "prior_scales",
-    "sample",
-    "save_posterior",
-    "svi",
-    "swag",
-    "swag_posterior",
-    "to_gaussians",
-]
+from jaxeff.bayes._distillation import around_best_draw as around_best_draw
+from jaxeff.bayes._distillation import distill as distill
+from jaxeff.bayes._interchange import from_numpyro as from_numpyro
+from jaxeff.bayes._interchange import from_pyro as from_pyro
+from jaxeff.bayes._interchange import load_posterior as load_posterior
+from jaxeff.bayes._interchange import save_posterior as save_posterior
+from jaxeff.bayes._laplace import Laplace as Laplace
+from jaxeff.bayes._laplace import laplace as laplace
+from jaxeff.bayes._optimizers import ivon as ivon
+from jaxeff.bayes._optimizers import ivon_posterior as ivon_posterior
+from jaxeff.bayes._optimizers import swag as swag
+from jaxeff.bayes._optimizers import swag_posterior as swag_posterior
+from jaxeff.bayes._precision import LaplaceWarning as LaplaceWarning
+from jaxeff.bayes.posteriors import Draws as Draws
+from jaxeff.bayes.posteriors import MixturePosterior as MixturePosterior
+from jaxeff.bayes.posteriors import Posterior as Posterior
+from jaxeff.bayes.posteriors import check_posterior as check_posterior
+from jaxeff.bayes.posteriors import draw as draw
+from jaxeff.bayes.posteriors import predict as predict
+from jaxeff.bayes.posteriors import prior_scales as prior_scales
+from jaxeff.bayes.posteriors import sample as sample
+from jaxeff.bayes.posteriors import to_gaussians as to_gaussians
+from jaxeff.bayes.sampling import HMC as HMC
+from jaxeff.bayes.sampling import MCLMC as MCLMC
+from jaxeff.bayes.sampling import NUTS as NUTS
+from jaxeff.bayes.sampling import SGHMC as SGHMC
+from jaxeff.bayes.sampling import SGLD as SGLD
+from jaxeff.bayes.sampling import ChainsDivergedError as ChainsDivergedError
+from jaxeff.bayes.sampling import ConvergenceWarning as ConvergenceWarning
+from jaxeff.bayes.sampling import Cyclical as Cyclical
+from jaxeff.bayes.sampling import MarkovKernel as MarkovKernel
+from jaxeff.bayes.sampling import MCMCResult as MCMCResult
+from jaxeff.bayes.sampling import Mixing as Mixing
+from jaxeff.bayes.sampling import WindowAdaptation as WindowAdaptation
+from jaxeff.bayes.sampling import mcmc as mcmc
+from jaxeff.bayes.sampling import mixing as mixing
+from jaxeff.bayes.sampling import parameter_mixing as parameter_mixing
+from jaxeff.bayes.sampling import prediction_mixing as prediction_mixing
+from jaxeff.bayes.variational import CollapseWarning as CollapseWarning
+from jaxeff.bayes.variational import Flow as Flow
+from jaxeff.bayes.variational import FullRank as FullRank
+from jaxeff.bayes.variational import LowRank as LowRank
+from jaxeff.bayes.variational import MeanField as MeanField
+from jaxeff.bayes.variational import SVIResult as SVIResult
+from jaxeff.bayes.variational import svi as svi

@@ -1,167 +1,78 @@
 """Compression: fewer bits, fewer channels."""
 
-from jaxeff.compression._bit_allocation import allocate_bits
-from jaxeff.compression._bit_policy import FLOAT, bit_policy, each_policy
-from jaxeff.compression._bit_sensitivity import (
-    BitSensitivity,
-    HessianTrace,
-    QuantizationErrors,
-    hessian_sensitivity,
-    hessian_trace,
-    kl_sensitivity,
-    noise_to_signal,
-    quantization_errors,
-    signal_to_noise_bits,
-)
-from jaxeff.compression._ptq import ptq
-from jaxeff.compression._quantized import quantized
-from jaxeff.compression._training import (
-    deterministic,
-    init,
-    learned,
-    memory,
-    penalty,
-    random_weights,
-    update_statistics,
-)
-from jaxeff.compression.integers import (
-    Coded,
-    Converted,
-    Integer,
-    IntegerError,
-    IntegerFallbackWarning,
-    integer,
-    integer_aware,
-)
-from jaxeff.compression.numerics import (
-    BaseQuantizer,
-    Grid,
-    LayerQuantization,
-    Quantizer,
-    Tensor,
-    dequantize,
-    fake_quantize,
-    grid,
-    quantize,
-    round_through,
-    straight_through,
-    value_range,
-)
-from jaxeff.compression.post_training import (
-    PostTrained,
-    RunningRange,
-    adaround,
-    awq,
-    calibrate,
-    clip_range,
-    correct_biases,
-    equalize,
-    fold_batch_norm,
-    gptq,
-    initial_ranges,
-    rotate,
-    running,
-    smooth_quant,
-)
-from jaxeff.compression.quantizers import (
-    LSQ,
-    PACT,
-    Binary,
-    Codebook,
-    DoReFa,
-    Floating,
-    Grouped,
-    Int,
-    Levels,
-    PowersOfTwo,
-    Rotated,
-    Scaled,
-    Stochastic,
-    Switched,
-    Ternary,
-    TrainedTernary,
-    Uniform,
-    mxfp,
-    mxint,
-    nf4,
-    nvfp4,
-)
-
-__all__ = [
-    "FLOAT",
-    "LSQ",
-    "PACT",
-    "BaseQuantizer",
-    "Binary",
-    "BitSensitivity",
-    "Codebook",
-    "Coded",
-    "Converted",
-    "DoReFa",
-    "Floating",
-    "Grid",
-    "Grouped",
-    "HessianTrace",
-    "Int",
-    "Integer",
-    "IntegerError",
-    "IntegerFallbackWarning",
-    "LayerQuantization",
-    "Levels",
-    "PostTrained",
-    "PowersOfTwo",
-    "QuantizationErrors",
-    "Quantizer",
-    "Rotated",
-    "RunningRange",
-    "Scaled",
-    "Stochastic",
-    "Switched",
-    "Tensor",
-    "Ternary",
-    "TrainedTernary",
-    "Uniform",
-    "adaround",
-    "allocate_bits",
-    "awq",
-    "bit_policy",
-    "calibrate",
-    "clip_range",
-    "correct_biases",
-    "dequantize",
-    "deterministic",
-    "each_policy",
-    "equalize",
-    "fake_quantize",
-    "fold_batch_norm",
-    "gptq",
-    "grid",
-    "hessian_sensitivity",
-    "hessian_trace",
-    "init",
-    "initial_ranges",
-    "integer",
-    "integer_aware",
-    "kl_sensitivity",
-    "learned",
-    "memory",
-    "mxfp",
-    "mxint",
-    "nf4",
-    "noise_to_signal",
-    "nvfp4",
-    "penalty",
-    "ptq",
-    "quantization_errors",
-    "quantize",
-    "quantized",
-    "random_weights",
-    "rotate",
-    "round_through",
-    "running",
-    "signal_to_noise_bits",
-    "smooth_quant",
-    "straight_through",
-    "update_statistics",
-    "value_range",
-]
+from jaxeff.compression._bit_allocation import allocate_bits as allocate_bits
+from jaxeff.compression._bit_policy import FLOAT as FLOAT
+from jaxeff.compression._bit_policy import bit_policy as bit_policy
+from jaxeff.compression._bit_policy import each_policy as each_policy
+from jaxeff.compression._bit_sensitivity import BitSensitivity as BitSensitivity
+from jaxeff.compression._bit_sensitivity import HessianTrace as HessianTrace
+from jaxeff.compression._bit_sensitivity import QuantizationErrors as QuantizationErrors
+from jaxeff.compression._bit_sensitivity import hessian_sensitivity as hessian_sensitivity
+from jaxeff.compression._bit_sensitivity import hessian_trace as hessian_trace
+from jaxeff.compression._bit_sensitivity import kl_sensitivity as kl_sensitivity
+from jaxeff.compression._bit_sensitivity import noise_to_signal as noise_to_signal
+from jaxeff.compression._bit_sensitivity import quantization_errors as quantization_errors
+from jaxeff.compression._bit_sensitivity import signal_to_noise_bits as signal_to_noise_bits
+from jaxeff.compression._ptq import ptq as ptq
+from jaxeff.compression._quantized import quantized as quantized
+from jaxeff.compression._training import deterministic as deterministic
+from jaxeff.compression._training import init as init
+from jaxeff.compression._training import learned as learned
+from jaxeff.compression._training import memory as memory
+from jaxeff.compression._training import penalty as penalty
+from jaxeff.compression._training import random_weights as random_weights
+from jaxeff.compression._training import update_statistics as update_statistics
+from jaxeff.compression.integers import Coded as Coded
+from jaxeff.compression.integers import Converted as Converted
+from jaxeff.compression.integers import Integer as Integer
+from jaxeff.compression.integers import IntegerError as IntegerError
+from jaxeff.compression.integers import IntegerFallbackWarning as IntegerFallbackWarning
+from jaxeff.compression.integers import integer as integer
+from jaxeff.compression.integers import integer_aware as integer_aware
+from jaxeff.compression.numerics import BaseQuantizer as BaseQuantizer
+from jaxeff.compression.numerics import Grid as Grid
+from jaxeff.compression.numerics import LayerQuantization as LayerQuantization
+from jaxeff.compression.numerics import Quantizer as Quantizer
+from jaxeff.compression.numerics import Tensor as Tensor
+from jaxeff.compression.numerics import dequantize as dequantize
+from jaxeff.compression.numerics import fake_quantize as fake_quantize
+from jaxeff.compression.numerics import grid as grid
+from jaxeff.compression.numerics import quantize as quantize
+from jaxeff.compression.numerics import round_through as round_through
+from jaxeff.compression.numerics import straight_through as straight_through
+from jaxeff.compression.numerics import value_range as value_range
+from jaxeff.compression.post_training import PostTrained as PostTrained
+from jaxeff.compression.post_training import RunningRange as RunningRange
+from jaxeff.compression.post_training import adaround as adaround
+from jaxeff.compression.post_training import awq as awq
+from jaxeff.compression.post_training import calibrate as calibrate
+from jaxeff.compression.post_training import clip_range as clip_range
+from jaxeff.compression.post_training import correct_biases as correct_biases
+from jaxeff.compression.post_training import equalize as equalize
+from jaxeff.compression.post_training import fold_batch_norm as fold_batch_norm
+from jaxeff.compression.post_training import gptq as gptq
+from jaxeff.compression.post_training import initial_ranges as initial_ranges
+from jaxeff.compression.post_training import rotate as rotate
+from jaxeff.compression.post_training import running as running
+from jaxeff.compression.post_training import smooth_quant as smooth_quant
+from jaxeff.compression.quantizers import LSQ as LSQ
+from jaxeff.compression.quantizers import PACT as PACT
+from jaxeff.compression.quantizers import Binary as Binary
+from jaxeff.compression.quantizers import Codebook as Codebook
+from jaxeff.compression.quantizers import DoReFa as DoReFa
+from jaxeff.compression.quantizers import Floating as Floating
+from jaxeff.compression.quantizers import Grouped as Grouped
+from jaxeff.compression.quantizers import Int as Int
+from jaxeff.compression.quantizers import Levels as Levels
+from jaxeff.compression.quantizers import PowersOfTwo as PowersOfTwo
+from jaxeff.compression.quantizers import Rotated as Rotated
+from jaxeff.compression.quantizers import Scaled as Scaled
+from jaxeff.compression.quantizers import Stochastic as Stochastic
+from jaxeff.compression.quantizers import Switched as Switched
+from jaxeff.compression.quantizers import Ternary as Ternary
+from jaxeff.compression.quantizers import TrainedTernary as TrainedTernary
+from jaxeff.compression.quantizers import Uniform as Uniform
+from jaxeff.compression.quantizers import mxfp as mxfp
+from jaxeff.compression.quantizers import mxint as mxint
+from jaxeff.compression.quantizers import nf4 as nf4
+from jaxeff.compression.quantizers import nvfp4 as nvfp4

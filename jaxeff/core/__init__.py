@@ -4,218 +4,105 @@
 version. `functional` turns a Flax model into a pure function and its parameters.
 """
 
-from jaxeff.core import _jax_internals as jax_internals
-from jaxeff.core import _keys as keys
-from jaxeff.core._arguments import (
-    check_examples,
-    check_function,
-    check_key,
-    check_labels,
-    check_params,
-    check_probs,
-    check_scores,
-)
-from jaxeff.core._checks import (
-    Check,
-    aligned_arrays,
-    all_of,
-    any_of,
-    as_arguments,
-    boolean,
-    boolean_mask,
-    finite,
-    forwards,
-    function_of_form,
-    input_batch,
-    input_batches,
-    instance_of,
-    integer_array,
-    labelled_data,
-    non_negative,
-    number,
-    one_of,
-    optax_optimizer,
-    parameter_tree,
-    path_like,
-    positive,
-    posterior_like,
-    probability,
-    pure_function,
-    real_array,
-    sequence_of,
-    single_key,
-    spec_of,
-    static_integer,
-    static_integers,
-    string,
-    string_mapping,
-    string_sequence,
-    supervised_data,
-    validate,
-)
-from jaxeff.core._from_flax import LibraryModel
-from jaxeff.core._functional import NEW_STATE_TAG, STATE_TAG, functional, restore
-from jaxeff.core._jax_internals import (
-    ClosedJaxpr,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    bind,
-    composite_p,
-    export_composite_p,
-    is_key,
-    primitives,
-    pvary_p,
-    reshard_p,
-    split_p,
-    stack_p,
-    tile_p,
-)
-from jaxeff.core._keys import FAST, fast_key
-from jaxeff.core._processes import (
-    from_writer,
-    is_first,
-    is_writer,
-    span_processes,
-    to_devices,
-    to_host,
-)
-from jaxeff.core._progress import (
-    InterruptedRun,
-    keeps_finished,
-    progress_bar,
-    progress_bars,
-)
-from jaxeff.core._settings import (
-    Choice,
-    Count,
-    NonNegative,
-    Number,
-    Positive,
-    Setting,
-    Width,
-    check_broadcasts,
-    check_choice,
-    check_count,
-    check_number,
-    is_concrete,
-    register_setting,
-    short_repr,
-    static,
-    static_number,
-    with_leading_axes,
-)
-from jaxeff.core._tables import Table, cell_text, shown_as_table
-from jaxeff.core._traced import (
-    EXPANSIONS,
-    kept_reading,
-    make_jaxpr,
-    read_once,
-    rewritten,
-    widened,
-)
-
-__all__ = [
-    "EXPANSIONS",
-    "FAST",
-    "NEW_STATE_TAG",
-    "STATE_TAG",
-    "Check",
-    "Choice",
-    "ClosedJaxpr",
-    "Count",
-    "InterruptedRun",
-    "Jaxpr",
-    "JaxprEqn",
-    "LibraryModel",
-    "Literal",
-    "NonNegative",
-    "Number",
-    "Positive",
-    "Setting",
-    "Table",
-    "Width",
-    "aligned_arrays",
-    "all_of",
-    "any_of",
-    "as_arguments",
-    "bind",
-    "boolean",
-    "boolean_mask",
-    "cell_text",
-    "check_broadcasts",
-    "check_choice",
-    "check_count",
-    "check_examples",
-    "check_function",
-    "check_key",
-    "check_labels",
-    "check_number",
-    "check_params",
-    "check_probs",
-    "check_scores",
-    "composite_p",
-    "export_composite_p",
-    "fast_key",
-    "finite",
-    "forwards",
-    "from_writer",
-    "function_of_form",
-    "functional",
-    "input_batch",
-    "input_batches",
-    "instance_of",
-    "integer_array",
-    "is_concrete",
-    "is_first",
-    "is_key",
-    "is_writer",
-    "jax_internals",
-    "keeps_finished",
-    "kept_reading",
-    "keys",
-    "labelled_data",
-    "make_jaxpr",
-    "non_negative",
-    "number",
-    "one_of",
-    "optax_optimizer",
-    "parameter_tree",
-    "path_like",
-    "positive",
-    "posterior_like",
-    "primitives",
-    "probability",
-    "progress_bar",
-    "progress_bars",
-    "pure_function",
-    "pvary_p",
-    "read_once",
-    "real_array",
-    "register_setting",
-    "reshard_p",
-    "restore",
-    "rewritten",
-    "sequence_of",
-    "short_repr",
-    "shown_as_table",
-    "single_key",
-    "span_processes",
-    "spec_of",
-    "split_p",
-    "stack_p",
-    "static",
-    "static_integer",
-    "static_integers",
-    "static_number",
-    "string",
-    "string_mapping",
-    "string_sequence",
-    "supervised_data",
-    "tile_p",
-    "to_devices",
-    "to_host",
-    "validate",
-    "widened",
-    "with_leading_axes",
-]
+from jaxeff.core import _jax_internals as jax_internals  # noqa: F401
+from jaxeff.core import _keys as keys  # noqa: F401
+from jaxeff.core._arguments import check_examples as check_examples
+from jaxeff.core._arguments import check_function as check_function
+from jaxeff.core._arguments import check_key as check_key
+from jaxeff.core._arguments import check_labels as check_labels
+from jaxeff.core._arguments import check_params as check_params
+from jaxeff.core._arguments import check_probs as check_probs
+from jaxeff.core._arguments import check_scores as check_scores
+from jaxeff.core._checks import Check as Check
+from jaxeff.core._checks import aligned_arrays as aligned_arrays
+from jaxeff.core._checks import all_of as all_of
+from jaxeff.core._checks import any_of as any_of
+from jaxeff.core._checks import as_arguments as as_arguments
+from jaxeff.core._checks import boolean as boolean
+from jaxeff.core._checks import boolean_mask as boolean_mask
+from jaxeff.core._checks import finite as finite
+from jaxeff.core._checks import forwards as forwards
+from jaxeff.core._checks import function_of_form as function_of_form
+from jaxeff.core._checks import input_batch as input_batch
+from jaxeff.core._checks import input_batches as input_batches
+from jaxeff.core._checks import instance_of as instance_of
+from jaxeff.core._checks import integer_array as integer_array
+from jaxeff.core._checks import labelled_data as labelled_data
+from jaxeff.core._checks import non_negative as non_negative
+from jaxeff.core._checks import number as number
+from jaxeff.core._checks import one_of as one_of
+from jaxeff.core._checks import optax_optimizer as optax_optimizer
+from jaxeff.core._checks import parameter_tree as parameter_tree
+from jaxeff.core._checks import path_like as path_like
+from jaxeff.core._checks import positive as positive
+from jaxeff.core._checks import posterior_like as posterior_like
+from jaxeff.core._checks import probability as probability
+from jaxeff.core._checks import pure_function as pure_function
+from jaxeff.core._checks import real_array as real_array
+from jaxeff.core._checks import sequence_of as sequence_of
+from jaxeff.core._checks import single_key as single_key
+from jaxeff.core._checks import spec_of as spec_of
+from jaxeff.core._checks import static_integer as static_integer
+from jaxeff.core._checks import static_integers as static_integers
+from jaxeff.core._checks import string as string
+from jaxeff.core._checks import string_mapping as string_mapping
+from jaxeff.core._checks import string_sequence as string_sequence
+from jaxeff.core._checks import supervised_data as supervised_data
+from jaxeff.core._checks import validate as validate
+from jaxeff.core._from_flax import LibraryModel as LibraryModel
+from jaxeff.core._functional import NEW_STATE_TAG as NEW_STATE_TAG
+from jaxeff.core._functional import STATE_TAG as STATE_TAG
+from jaxeff.core._functional import functional as functional
+from jaxeff.core._functional import restore as restore
+from jaxeff.core._jax_internals import ClosedJaxpr as ClosedJaxpr
+from jaxeff.core._jax_internals import Jaxpr as Jaxpr
+from jaxeff.core._jax_internals import JaxprEqn as JaxprEqn
+from jaxeff.core._jax_internals import Literal as Literal
+from jaxeff.core._jax_internals import bind as bind
+from jaxeff.core._jax_internals import composite_p as composite_p
+from jaxeff.core._jax_internals import export_composite_p as export_composite_p
+from jaxeff.core._jax_internals import is_key as is_key
+from jaxeff.core._jax_internals import primitives as primitives
+from jaxeff.core._jax_internals import pvary_p as pvary_p
+from jaxeff.core._jax_internals import reshard_p as reshard_p
+from jaxeff.core._jax_internals import split_p as split_p
+from jaxeff.core._jax_internals import stack_p as stack_p
+from jaxeff.core._jax_internals import tile_p as tile_p
+from jaxeff.core._keys import FAST as FAST
+from jaxeff.core._keys import fast_key as fast_key
+from jaxeff.core._processes import from_writer as from_writer
+from jaxeff.core._processes import is_first as is_first
+from jaxeff.core._processes import is_writer as is_writer
+from jaxeff.core._processes import span_processes as span_processes
+from jaxeff.core._processes import to_devices as to_devices
+from jaxeff.core._processes import to_host as to_host
+from jaxeff.core._progress import InterruptedRun as InterruptedRun
+from jaxeff.core._progress import keeps_finished as keeps_finished
+from jaxeff.core._progress import progress_bar as progress_bar
+from jaxeff.core._progress import progress_bars as progress_bars
+from jaxeff.core._settings import Choice as Choice
+from jaxeff.core._settings import Count as Count
+from jaxeff.core._settings import NonNegative as NonNegative
+from jaxeff.core._settings import Number as Number
+from jaxeff.core._settings import Positive as Positive
+from jaxeff.core._settings import Setting as Setting
+from jaxeff.core._settings import Width as Width
+from jaxeff.core._settings import check_broadcasts as check_broadcasts
+from jaxeff.core._settings import check_choice as check_choice
+from jaxeff.core._settings import check_count as check_count
+from jaxeff.core._settings import check_number as check_number
+from jaxeff.core._settings import is_concrete as is_concrete
+from jaxeff.core._settings import register_setting as register_setting
+from jaxeff.core._settings import short_repr as short_repr
+from jaxeff.core._settings import static as static
+from jaxeff.core._settings import static_number as static_number
+from jaxeff.core._settings import with_leading_axes as with_leading_axes
+from jaxeff.core._tables import Table as Table
+from jaxeff.core._tables import cell_text as cell_text
+from jaxeff.core._tables import shown_as_table as shown_as_table
+from jaxeff.core._traced import EXPANSIONS as EXPANSIONS
+from jaxeff.core._traced import kept_reading as kept_reading
+from jaxeff.core._traced import make_jaxpr as make_jaxpr
+from jaxeff.core._traced import read_once as read_once
+from jaxeff.core._traced import rewritten as rewritten
+from jaxeff.core._traced import widened as widened

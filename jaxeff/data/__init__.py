@@ -14,34 +14,26 @@ Two small sets are drawn rather than loaded: `noisy_sine`, whose exact target an
 makes images worse in fifteen ways.
 """
 
-from jaxeff.data import _noisy_sine as sine
-from jaxeff.data._catalogue import NAMES, VARIABLE, augment, available, load, normalize
-from jaxeff.data._corruptions import CORRUPTIONS, corrupt
-from jaxeff.data._formats import DataError, Dataset
-from jaxeff.data._noisy_sine import REGIMES, noisy_sine, span
-from jaxeff.data._speech import Recordings, recordings, speech_commands, tones
-from jaxeff.data._two_moons import NOISE, plane, two_moons
+from jaxeff.data import _noisy_sine
+from jaxeff.data._catalogue import NAMES as NAMES
+from jaxeff.data._catalogue import VARIABLE as VARIABLE
+from jaxeff.data._catalogue import augment as augment
+from jaxeff.data._catalogue import available as available
+from jaxeff.data._catalogue import load as load
+from jaxeff.data._catalogue import normalize as normalize
+from jaxeff.data._corruptions import CORRUPTIONS as CORRUPTIONS
+from jaxeff.data._corruptions import corrupt as corrupt
+from jaxeff.data._formats import DataError as DataError
+from jaxeff.data._formats import Dataset as Dataset
+from jaxeff.data._noisy_sine import REGIMES as REGIMES
+from jaxeff.data._noisy_sine import noisy_sine as noisy_sine
+from jaxeff.data._noisy_sine import span as span
+from jaxeff.data._speech import Recordings as Recordings
+from jaxeff.data._speech import recordings as recordings
+from jaxeff.data._speech import speech_commands as speech_commands
+from jaxeff.data._speech import tones as tones
+from jaxeff.data._two_moons import NOISE as NOISE
+from jaxeff.data._two_moons import plane as plane
+from jaxeff.data._two_moons import two_moons as two_moons
 
-__all__ = [
-    "CORRUPTIONS",
-    "NAMES",
-    "NOISE",
-    "REGIMES",
-    "VARIABLE",
-    "DataError",
-    "Dataset",
-    "Recordings",
-    "augment",
-    "available",
-    "corrupt",
-    "load",
-    "noisy_sine",
-    "normalize",
-    "plane",
-    "recordings",
-    "sine",
-    "span",
-    "speech_commands",
-    "tones",
-    "two_moons",
-]
+sine = _noisy_sine

@@ -12,24 +12,11 @@ for no other reason than the data: aleatoric uncertainty that no training remove
 Sharp edge: these are not the published images, so figures compare with those on them only roughly.
 """
 
-from jaxeff.dirty_mnist._build import dirty_mnist
-from jaxeff.dirty_mnist._recipe import (
-    DirtyMNIST,
-    Recipe,
-    balance_entropy,
-    draw_labels,
-    is_ambiguous,
-    mix_codes,
-    stretch_contrast,
-)
-
-__all__ = [
-    "DirtyMNIST",
-    "Recipe",
-    "balance_entropy",
-    "dirty_mnist",
-    "draw_labels",
-    "is_ambiguous",
-    "mix_codes",
-    "stretch_contrast",
-]
+from jaxeff.dirty_mnist._build import dirty_mnist as dirty_mnist
+from jaxeff.dirty_mnist._recipe import DirtyMNIST as DirtyMNIST
+from jaxeff.dirty_mnist._recipe import Recipe as Recipe
+from jaxeff.dirty_mnist._recipe import balance_entropy as balance_entropy
+from jaxeff.dirty_mnist._recipe import draw_labels as draw_labels
+from jaxeff.dirty_mnist._recipe import is_ambiguous as is_ambiguous
+from jaxeff.dirty_mnist._recipe import mix_codes as mix_codes
+from jaxeff.dirty_mnist._recipe import stretch_contrast as stretch_contrast

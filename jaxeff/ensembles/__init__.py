@@ -7,70 +7,40 @@ elsewhere. `batch_ensemble`, `packed` and `mimo` are members at less memory or l
 has seen: `spectral` keeps distances, `feature_density` and `sngp` measure them.
 """
 
-from jaxeff.ensembles._distance_aware import (
-    FeatureDensity,
-    RandomFeatures,
-    Spectral,
-    feature_density,
-    sngp,
-    spectral,
-)
-from jaxeff.ensembles._efficient import MIMO, batch_ensemble, mimo, mimo_loss, packed
-from jaxeff.ensembles._ensemble import Ensemble, Members, ensemble
-from jaxeff.ensembles._losses import (
-    MemberLoss,
-    bootstrap_weights,
-    member_loss,
-    optimize_members,
-    with_prior,
-)
-from jaxeff.ensembles._mixture import Mixture, MixtureUncertainty, mixture_moments
-from jaxeff.ensembles._random_sites import (
-    RandomSites,
-    SiteTrial,
-    affordable_members,
-    choose_random,
-    sampled,
-)
-from jaxeff.ensembles._repulsive import RBF, Repulsion, RepulsiveLoss, repulsion, repulsive
-from jaxeff.ensembles._samples import Interval, NoiseImages, Patches, ShuffledPixels, batch_inputs
-
-__all__ = [
-    "MIMO",
-    "RBF",
-    "Ensemble",
-    "FeatureDensity",
-    "Interval",
-    "MemberLoss",
-    "Members",
-    "Mixture",
-    "MixtureUncertainty",
-    "NoiseImages",
-    "Patches",
-    "RandomFeatures",
-    "RandomSites",
-    "Repulsion",
-    "RepulsiveLoss",
-    "ShuffledPixels",
-    "SiteTrial",
-    "Spectral",
-    "affordable_members",
-    "batch_ensemble",
-    "batch_inputs",
-    "bootstrap_weights",
-    "choose_random",
-    "ensemble",
-    "feature_density",
-    "member_loss",
-    "mimo",
-    "mimo_loss",
-    "mixture_moments",
-    "optimize_members",
-    "packed",
-    "repulsion",
-    "repulsive",
-    "sampled",
-    "sngp",
-    "spectral",
-    "with_prior",
-]
+from jaxeff.ensembles._distance_aware import FeatureDensity as FeatureDensity
+from jaxeff.ensembles._distance_aware import RandomFeatures as RandomFeatures
+from jaxeff.ensembles._distance_aware import Spectral as Spectral
+from jaxeff.ensembles._distance_aware import feature_density as feature_density
+from jaxeff.ensembles._distance_aware import sngp as sngp
+from jaxeff.ensembles._distance_aware import spectral as spectral
+from jaxeff.ensembles._efficient import MIMO as MIMO
+from jaxeff.ensembles._efficient import batch_ensemble as batch_ensemble
+from jaxeff.ensembles._efficient import mimo as mimo
+from jaxeff.ensembles._efficient import mimo_loss as mimo_loss
+from jaxeff.ensembles._efficient import packed as packed
+from jaxeff.ensembles._ensemble import Ensemble as Ensemble
+from jaxeff.ensembles._ensemble import Members as Members
+from jaxeff.ensembles._ensemble import ensemble as ensemble
+from jaxeff.ensembles._losses import MemberLoss as MemberLoss
+from jaxeff.ensembles._losses import bootstrap_weights as bootstrap_weights
+from jaxeff.ensembles._losses import member_loss as member_loss
+from jaxeff.ensembles._losses import optimize_members as optimize_members
+from jaxeff.ensembles._losses import with_prior as with_prior
+from jaxeff.ensembles._mixture import Mixture as Mixture
+from jaxeff.ensembles._mixture import MixtureUncertainty as MixtureUncertainty
+from jaxeff.ensembles._mixture import mixture_moments as mixture_moments
+from jaxeff.ensembles._random_sites import RandomSites as RandomSites
+from jaxeff.ensembles._random_sites import SiteTrial as SiteTrial
+from jaxeff.ensembles._random_sites import affordable_members as affordable_members
+from jaxeff.ensembles._random_sites import choose_random as choose_random
+from jaxeff.ensembles._random_sites import sampled as sampled
+from jaxeff.ensembles._repulsive import RBF as RBF
+from jaxeff.ensembles._repulsive import Repulsion as Repulsion
+from jaxeff.ensembles._repulsive import RepulsiveLoss as RepulsiveLoss
+from jaxeff.ensembles._repulsive import repulsion as repulsion
+from jaxeff.ensembles._repulsive import repulsive as repulsive
+from jaxeff.ensembles._samples import Interval as Interval
+from jaxeff.ensembles._samples import NoiseImages as NoiseImages
+from jaxeff.ensembles._samples import Patches as Patches
+from jaxeff.ensembles._samples import ShuffledPixels as ShuffledPixels
+from jaxeff.ensembles._samples import batch_inputs as batch_inputs

@@ -36,29 +36,14 @@ train(cross_entropy(g))                                                 # quanti
 Everything is a loss, an optimizer or a spec, so that all of it combines.
 """
 
-from jaxeff.hardening._optimizers import clamped, sharpness_aware
-from jaxeff.hardening._training import (
-    ALPHA,
-    THETA_PER_SIGMA,
-    VariableLevel,
-    distilled,
-    incremental_noise,
-    relu_quantization,
-    scale_levels,
-    vant,
-    variance_aware,
-)
-
-__all__ = [
-    "ALPHA",
-    "THETA_PER_SIGMA",
-    "VariableLevel",
-    "clamped",
-    "distilled",
-    "incremental_noise",
-    "relu_quantization",
-    "scale_levels",
-    "sharpness_aware",
-    "vant",
-    "variance_aware",
-]
+from jaxeff.hardening._optimizers import clamped as clamped
+from jaxeff.hardening._optimizers import sharpness_aware as sharpness_aware
+from jaxeff.hardening._training import ALPHA as ALPHA
+from jaxeff.hardening._training import THETA_PER_SIGMA as THETA_PER_SIGMA
+from jaxeff.hardening._training import VariableLevel as VariableLevel
+from jaxeff.hardening._training import distilled as distilled
+from jaxeff.hardening._training import incremental_noise as incremental_noise
+from jaxeff.hardening._training import relu_quantization as relu_quantization
+from jaxeff.hardening._training import scale_levels as scale_levels
+from jaxeff.hardening._training import vant as vant
+from jaxeff.hardening._training import variance_aware as variance_aware

@@ -5,41 +5,22 @@ Images are NHWC; models flatten what they need to. Layers have short names (``co
 ``model.eval()`` before ``jaxeff.functional`` where it has batch norm or dropout.
 """
 
-from jaxeff.nn._log_mel import LogMel, hann, log_mel, mel_filters
-from jaxeff.nn.layers import ACTIVATIONS, SplineActivation, activation
-from jaxeff.nn.models import (
-    MLP,
-    VAE,
-    VGG11,
-    LeNet5,
-    LinenLeNet5,
-    LinenMLP,
-    ResNet8,
-    ResNet18,
-    SmallCNN,
-    TransformerEncoder,
-    WideResNet,
-    small_classifier,
-)
-
-__all__ = [
-    "ACTIVATIONS",
-    "MLP",
-    "VAE",
-    "VGG11",
-    "LeNet5",
-    "LinenLeNet5",
-    "LinenMLP",
-    "LogMel",
-    "ResNet8",
-    "ResNet18",
-    "SmallCNN",
-    "SplineActivation",
-    "TransformerEncoder",
-    "WideResNet",
-    "activation",
-    "hann",
-    "log_mel",
-    "mel_filters",
-    "small_classifier",
-]
+from jaxeff.nn._log_mel import LogMel as LogMel
+from jaxeff.nn._log_mel import hann as hann
+from jaxeff.nn._log_mel import log_mel as log_mel
+from jaxeff.nn._log_mel import mel_filters as mel_filters
+from jaxeff.nn.layers import ACTIVATIONS as ACTIVATIONS
+from jaxeff.nn.layers import SplineActivation as SplineActivation
+from jaxeff.nn.layers import activation as activation
+from jaxeff.nn.models import MLP as MLP
+from jaxeff.nn.models import VAE as VAE
+from jaxeff.nn.models import VGG11 as VGG11
+from jaxeff.nn.models import LeNet5 as LeNet5
+from jaxeff.nn.models import LinenLeNet5 as LinenLeNet5
+from jaxeff.nn.models import LinenMLP as LinenMLP
+from jaxeff.nn.models import ResNet8 as ResNet8
+from jaxeff.nn.models import ResNet18 as ResNet18
+from jaxeff.nn.models import SmallCNN as SmallCNN
+from jaxeff.nn.models import TransformerEncoder as TransformerEncoder
+from jaxeff.nn.models import WideResNet as WideResNet
+from jaxeff.nn.models import small_classifier as small_classifier

@@ -27,56 +27,29 @@ evaluate = noisy(f, {"*": Additive(0.5)})                         # what the sco
 ```
 """
 
-from jaxeff.noise._noisy import monte_carlo, noisy, perturbed_inputs, perturbs_layer
-from jaxeff.noise._walking import slots, walking_noise
-from jaxeff.noise.models import (
-    Additive,
-    ChargeTrap,
-    Drift,
-    Dropout,
-    MemoryCell,
-    Mismatch,
-    Mixed,
-    MomentNoise,
-    Multiplicative,
-    Noise,
-    PhaseChange,
-    ProgrammedCell,
-    Quantization,
-    ReadOut,
-    Repeated,
-    ResistiveRAM,
-    SiteNoise,
-    StaticRAM,
-    Telegraph,
-    UniformNoise,
-)
-
-__all__ = [
-    "Additive",
-    "ChargeTrap",
-    "Drift",
-    "Dropout",
-    "MemoryCell",
-    "Mismatch",
-    "Mixed",
-    "MomentNoise",
-    "Multiplicative",
-    "Noise",
-    "PhaseChange",
-    "ProgrammedCell",
-    "Quantization",
-    "ReadOut",
-    "Repeated",
-    "ResistiveRAM",
-    "SiteNoise",
-    "StaticRAM",
-    "Telegraph",
-    "UniformNoise",
-    "monte_carlo",
-    "noisy",
-    "perturbed_inputs",
-    "perturbs_layer",
-    "slots",
-    "walking_noise",
-]
+from jaxeff.noise._noisy import monte_carlo as monte_carlo
+from jaxeff.noise._noisy import noisy as noisy
+from jaxeff.noise._noisy import perturbed_inputs as perturbed_inputs
+from jaxeff.noise._noisy import perturbs_layer as perturbs_layer
+from jaxeff.noise._walking import slots as slots
+from jaxeff.noise._walking import walking_noise as walking_noise
+from jaxeff.noise.models import Additive as Additive
+from jaxeff.noise.models import ChargeTrap as ChargeTrap
+from jaxeff.noise.models import Drift as Drift
+from jaxeff.noise.models import Dropout as Dropout
+from jaxeff.noise.models import MemoryCell as MemoryCell
+from jaxeff.noise.models import Mismatch as Mismatch
+from jaxeff.noise.models import Mixed as Mixed
+from jaxeff.noise.models import MomentNoise as MomentNoise
+from jaxeff.noise.models import Multiplicative as Multiplicative
+from jaxeff.noise.models import Noise as Noise
+from jaxeff.noise.models import PhaseChange as PhaseChange
+from jaxeff.noise.models import ProgrammedCell as ProgrammedCell
+from jaxeff.noise.models import Quantization as Quantization
+from jaxeff.noise.models import ReadOut as ReadOut
+from jaxeff.noise.models import Repeated as Repeated
+from jaxeff.noise.models import ResistiveRAM as ResistiveRAM
+from jaxeff.noise.models import SiteNoise as SiteNoise
+from jaxeff.noise.models import StaticRAM as StaticRAM
+from jaxeff.noise.models import Telegraph as Telegraph
+from jaxeff.noise.models import UniformNoise as UniformNoise

@@ -1,77 +1,42 @@
 """A Flax model's function, read once as a program of named layers."""
 
-from jaxeff.program import _control_flow as control_flow
-from jaxeff.program._evaluate import (
-    CORRELATIONS,
-    INTEGER,
-    Rule,
-    SharedPrograms,
-    at_sites,
-    check_open,
-    closed,
-    evaluate,
-    interpret,
-    interpret_sites,
-    plain_rule,
-    read_out,
-    read_out_by,
-    run_layers,
-    site_key,
-    site_numbers,
-)
-from jaxeff.program._spec import (
-    SpecError,
-    Target,
-    check_settings,
-    deciding_patterns,
-    matching,
-    resolve,
-    select,
-)
-from jaxeff.program._streams import StreamError, streaming
-from jaxeff.program.costs import Cost, LayerCost, Summary, Widths, cost, sites, summary
-from jaxeff.program.ir import KINDS, Layer, Program
-from jaxeff.program.reading import CompilerWarning, expression, expression_of, trace
-
-__all__ = [
-    "CORRELATIONS",
-    "INTEGER",
-    "KINDS",
-    "CompilerWarning",
-    "Cost",
-    "Layer",
-    "LayerCost",
-    "Program",
-    "Rule",
-    "SharedPrograms",
-    "SpecError",
-    "StreamError",
-    "Summary",
-    "Target",
-    "Widths",
-    "at_sites",
-    "check_open",
-    "check_settings",
-    "closed",
-    "control_flow",
-    "cost",
-    "deciding_patterns",
-    "evaluate",
-    "expression",
-    "expression_of",
-    "interpret",
-    "interpret_sites",
-    "matching",
-    "plain_rule",
-    "read_out",
-    "read_out_by",
-    "resolve",
-    "run_layers",
-    "select",
-    "site_key",
-    "site_numbers",
-    "sites",
-    "streaming",
-    "summary",
-    "trace",
-]
+from jaxeff.program import _control_flow as control_flow  # noqa: F401
+from jaxeff.program._evaluate import CORRELATIONS as CORRELATIONS
+from jaxeff.program._evaluate import INTEGER as INTEGER
+from jaxeff.program._evaluate import Rule as Rule
+from jaxeff.program._evaluate import SharedPrograms as SharedPrograms
+from jaxeff.program._evaluate import at_sites as at_sites
+from jaxeff.program._evaluate import check_open as check_open
+from jaxeff.program._evaluate import closed as closed
+from jaxeff.program._evaluate import evaluate as evaluate
+from jaxeff.program._evaluate import interpret as interpret
+from jaxeff.program._evaluate import interpret_sites as interpret_sites
+from jaxeff.program._evaluate import plain_rule as plain_rule
+from jaxeff.program._evaluate import read_out as read_out
+from jaxeff.program._evaluate import read_out_by as read_out_by
+from jaxeff.program._evaluate import run_layers as run_layers
+from jaxeff.program._evaluate import site_key as site_key
+from jaxeff.program._evaluate import site_numbers as site_numbers
+from jaxeff.program._spec import SpecError as SpecError
+from jaxeff.program._spec import Target as Target
+from jaxeff.program._spec import check_settings as check_settings
+from jaxeff.program._spec import deciding_patterns as deciding_patterns
+from jaxeff.program._spec import matching as matching
+from jaxeff.program._spec import resolve as resolve
+from jaxeff.program._spec import select as select
+from jaxeff.program._streams import StreamError as StreamError
+from jaxeff.program._streams import streaming as streaming
+from jaxeff.program.costs import Cost as Cost
+from jaxeff.program.costs import LayerCost as LayerCost
+from jaxeff.program.costs import Summary as Summary
+from jaxeff.program.costs import Widths as Widths
+from jaxeff.program.costs import cost as cost
+from jaxeff.program.costs import sites as sites
+from jaxeff.program.costs import summary as summary
+from jaxeff.program.ir import KINDS as KINDS
+from jaxeff.program.ir import Layer as Layer
+from jaxeff.program.ir import Program as Program
+from jaxeff.program.reading import CompilerWarning as CompilerWarning
+from jaxeff.program.reading import expression as expression
+from jaxeff.program.reading import expression_of as expression_of
+from jaxeff.program.reading import trace as trace

@@ -21,32 +21,22 @@ g, small = jaxeff.pruned(f, plan), plan.shrink(params)
 - `sparsity`: single weights, which take fewer bytes and no less time
 """
 
-from jaxeff.pruning._budget import Budget, axis_size
-from jaxeff.pruning._gates import group_lasso, slimming
-from jaxeff.pruning._iterative import Pruned, prune_iteratively
-from jaxeff.pruning._plan import Plan, load_pruned, save_pruned
-from jaxeff.pruning._prune_plan import Prune, prune_plan
-from jaxeff.pruning._pruned import masked, pruned
-from jaxeff.pruning.dependencies import Channels, CrossedWarning, Group, Member, PlanError, channels
-
-__all__ = [
-    "Budget",
-    "Channels",
-    "CrossedWarning",
-    "Group",
-    "Member",
-    "Plan",
-    "PlanError",
-    "Prune",
-    "Pruned",
-    "axis_size",
-    "channels",
-    "group_lasso",
-    "load_pruned",
-    "masked",
-    "prune_iteratively",
-    "prune_plan",
-    "pruned",
-    "save_pruned",
-    "slimming",
-]
+from jaxeff.pruning._budget import Budget as Budget
+from jaxeff.pruning._budget import axis_size as axis_size
+from jaxeff.pruning._gates import group_lasso as group_lasso
+from jaxeff.pruning._gates import slimming as slimming
+from jaxeff.pruning._iterative import Pruned as Pruned
+from jaxeff.pruning._iterative import prune_iteratively as prune_iteratively
+from jaxeff.pruning._plan import Plan as Plan
+from jaxeff.pruning._plan import load_pruned as load_pruned
+from jaxeff.pruning._plan import save_pruned as save_pruned
+from jaxeff.pruning._prune_plan import Prune as Prune
+from jaxeff.pruning._prune_plan import prune_plan as prune_plan
+from jaxeff.pruning._pruned import masked as masked
+from jaxeff.pruning._pruned import pruned as pruned
+from jaxeff.pruning.dependencies import Channels as Channels
+from jaxeff.pruning.dependencies import CrossedWarning as CrossedWarning
+from jaxeff.pruning.dependencies import Group as Group
+from jaxeff.pruning.dependencies import Member as Member
+from jaxeff.pruning.dependencies import PlanError as PlanError
+from jaxeff.pruning.dependencies import channels as channels

@@ -21,7 +21,7 @@ Sharp edges:
     which layers have room, and a model that is trained after pruning loses less.
 """
 
-from jaxeff.reporting._page import Report
-from jaxeff.reporting._report import SECTIONS, judge_predictions, report
-
-__all__ = ["SECTIONS", "Report", "judge_predictions", "report"]
+from jaxeff.reporting._page import Report as Report
+from jaxeff.reporting._report import SECTIONS as SECTIONS
+from jaxeff.reporting._report import judge_predictions as judge_predictions
+from jaxeff.reporting._report import report as report

@@ -30,70 +30,32 @@ robustness.learn_budget(                                        # noise spread b
 Pictures of all of it are in `jaxeff.robustness.curves`.
 """
 
-from jaxeff.robustness._modality import (
-    UNIMODAL,
-    Bimodality,
-    Binarized,
-    Peaks,
-    bimodality,
-    one_peak_pvalue,
-    peaks,
-)
-from jaxeff.robustness._sensitivity import (
-    ONE_BIT,
-    NoiseBudget,
-    NoiseSensitivity,
-    allocate_repetitions,
-    kl_sensitivity,
-    learn_budget,
-    spread_levels,
-    tolerated_level,
-)
-from jaxeff.robustness.curves import (
-    Curve,
-    Midpoint,
-    accuracy_curve,
-    activations,
-    bin_edges,
-    envelope,
-    fit_midpoint,
-    logistic,
-    noisy_accuracy,
-    preserved_accuracy,
-    robustness_area,
-    summarize,
-    weight_growth,
-    weight_rms,
-)
-
-__all__ = [
-    "ONE_BIT",
-    "UNIMODAL",
-    "Bimodality",
-    "Binarized",
-    "Curve",
-    "Midpoint",
-    "NoiseBudget",
-    "NoiseSensitivity",
-    "Peaks",
-    "accuracy_curve",
-    "activations",
-    "allocate_repetitions",
-    "bimodality",
-    "bin_edges",
-    "envelope",
-    "fit_midpoint",
-    "kl_sensitivity",
-    "learn_budget",
-    "logistic",
-    "noisy_accuracy",
-    "one_peak_pvalue",
-    "peaks",
-    "preserved_accuracy",
-    "robustness_area",
-    "spread_levels",
-    "summarize",
-    "tolerated_level",
-    "weight_growth",
-    "weight_rms",
-]
+from jaxeff.robustness._modality import UNIMODAL as UNIMODAL
+from jaxeff.robustness._modality import Bimodality as Bimodality
+from jaxeff.robustness._modality import Binarized as Binarized
+from jaxeff.robustness._modality import Peaks as Peaks
+from jaxeff.robustness._modality import bimodality as bimodality
+from jaxeff.robustness._modality import one_peak_pvalue as one_peak_pvalue
+from jaxeff.robustness._modality import peaks as peaks
+from jaxeff.robustness._sensitivity import ONE_BIT as ONE_BIT
+from jaxeff.robustness._sensitivity import NoiseBudget as NoiseBudget
+from jaxeff.robustness._sensitivity import NoiseSensitivity as NoiseSensitivity
+from jaxeff.robustness._sensitivity import allocate_repetitions as allocate_repetitions
+from jaxeff.robustness._sensitivity import kl_sensitivity as kl_sensitivity
+from jaxeff.robustness._sensitivity import learn_budget as learn_budget
+from jaxeff.robustness._sensitivity import spread_levels as spread_levels
+from jaxeff.robustness._sensitivity import tolerated_level as tolerated_level
+from jaxeff.robustness.curves import Curve as Curve
+from jaxeff.robustness.curves import Midpoint as Midpoint
+from jaxeff.robustness.curves import accuracy_curve as accuracy_curve
+from jaxeff.robustness.curves import activations as activations
+from jaxeff.robustness.curves import bin_edges as bin_edges
+from jaxeff.robustness.curves import envelope as envelope
+from jaxeff.robustness.curves import fit_midpoint as fit_midpoint
+from jaxeff.robustness.curves import logistic as logistic
+from jaxeff.robustness.curves import noisy_accuracy as noisy_accuracy
+from jaxeff.robustness.curves import preserved_accuracy as preserved_accuracy
+from jaxeff.robustness.curves import robustness_area as robustness_area
+from jaxeff.robustness.curves import summarize as summarize
+from jaxeff.robustness.curves import weight_growth as weight_growth
+from jaxeff.robustness.curves import weight_rms as weight_rms

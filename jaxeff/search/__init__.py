@@ -5,77 +5,40 @@ and bits; the candidate is measured, rewarded for its accuracy and for meeting a
 the agent learns. Latency is a function that the caller gives, so nothing here knows a compiler.
 """
 
-from jaxeff.compression import FLOAT
-from jaxeff.search._candidates import (
-    Candidates,
-    CompressionSensitivity,
-    Metrics,
-    Search,
-    Small,
-    sensitivity,
-)
-from jaxeff.search._ddpg import DDPG, Sequential
-from jaxeff.search._knapsack import Knapsack
-from jaxeff.search._objectives import (
-    Absolute,
-    Candidate,
-    Exponential,
-    Latency,
-    LatencyError,
-    OneSided,
-    Reward,
-    Worth,
-    bit_operations,
-)
-from jaxeff.search._refinement import Refinement
-from jaxeff.search._search import search, search_among
-from jaxeff.search._searcher import (
-    EpisodeResult,
-    Evolution,
-    Greedy,
-    RandomSearch,
-    Searcher,
-    SearchProblem,
-    UniformSearch,
-)
-from jaxeff.search._space import FP32, INT8, MIX, Actions, FewBitLayers, Policy, SearchSpace, Site
-
-__all__ = [
-    "DDPG",
-    "FLOAT",
-    "FP32",
-    "INT8",
-    "MIX",
-    "Absolute",
-    "Actions",
-    "Candidate",
-    "Candidates",
-    "CompressionSensitivity",
-    "EpisodeResult",
-    "Evolution",
-    "Exponential",
-    "FewBitLayers",
-    "Greedy",
-    "Knapsack",
-    "Latency",
-    "LatencyError",
-    "Metrics",
-    "OneSided",
-    "Policy",
-    "RandomSearch",
-    "Refinement",
-    "Reward",
-    "Search",
-    "SearchProblem",
-    "SearchSpace",
-    "Searcher",
-    "Sequential",
-    "Site",
-    "Small",
-    "UniformSearch",
-    "Worth",
-    "bit_operations",
-    "search",
-    "search_among",
-    "sensitivity",
-]
+from jaxeff.compression import FLOAT as FLOAT
+from jaxeff.search._candidates import Candidates as Candidates
+from jaxeff.search._candidates import CompressionSensitivity as CompressionSensitivity
+from jaxeff.search._candidates import Metrics as Metrics
+from jaxeff.search._candidates import Search as Search
+from jaxeff.search._candidates import Small as Small
+from jaxeff.search._candidates import sensitivity as sensitivity
+from jaxeff.search._ddpg import DDPG as DDPG
+from jaxeff.search._ddpg import Sequential as Sequential
+from jaxeff.search._knapsack import Knapsack as Knapsack
+from jaxeff.search._objectives import Absolute as Absolute
+from jaxeff.search._objectives import Candidate as Candidate
+from jaxeff.search._objectives import Exponential as Exponential
+from jaxeff.search._objectives import Latency as Latency
+from jaxeff.search._objectives import LatencyError as LatencyError
+from jaxeff.search._objectives import OneSided as OneSided
+from jaxeff.search._objectives import Reward as Reward
+from jaxeff.search._objectives import Worth as Worth
+from jaxeff.search._objectives import bit_operations as bit_operations
+from jaxeff.search._refinement import Refinement as Refinement
+from jaxeff.search._search import search as search
+from jaxeff.search._search import search_among as search_among
+from jaxeff.search._searcher import EpisodeResult as EpisodeResult
+from jaxeff.search._searcher import Evolution as Evolution
+from jaxeff.search._searcher import Greedy as Greedy
+from jaxeff.search._searcher import RandomSearch as RandomSearch
+from jaxeff.search._searcher import Searcher as Searcher
+from jaxeff.search._searcher import SearchProblem as SearchProblem
+from jaxeff.search._searcher import UniformSearch as UniformSearch
+from jaxeff.search._space import FP32 as FP32
+from jaxeff.search._space import INT8 as INT8
+from jaxeff.search._space import MIX as MIX
+from jaxeff.search._space import Actions as Actions
+from jaxeff.search._space import FewBitLayers as FewBitLayers
+from jaxeff.search._space import Policy as Policy
+from jaxeff.search._space import SearchSpace as SearchSpace
+from jaxeff.search._space import Site as Site

@@ -11,43 +11,22 @@ Other packages store chains, sweeps, posteriors, built data sets and tuning data
 functions.
 """
 
-from jaxeff.store._checkpoint import load_metadata, load_pytree, save_pytree
-from jaxeff.store._identity import (
-    Resume,
-    describe_arrays,
-    describe_computation,
-    require_same_run,
-    run_identity,
-)
-from jaxeff.store._journal import Journal, add_line, read_lines, repair_lines
-from jaxeff.store._writing import (
-    CheckpointError,
-    atomic_file,
-    atomic_folder,
-    cache_folder,
-    open_regular,
-    require_absent,
-    write_atomically,
-)
-
-__all__ = [
-    "CheckpointError",
-    "Journal",
-    "Resume",
-    "add_line",
-    "atomic_file",
-    "atomic_folder",
-    "cache_folder",
-    "describe_arrays",
-    "describe_computation",
-    "load_metadata",
-    "load_pytree",
-    "open_regular",
-    "read_lines",
-    "repair_lines",
-    "require_absent",
-    "require_same_run",
-    "run_identity",
-    "save_pytree",
-    "write_atomically",
-]
+from jaxeff.store._checkpoint import load_metadata as load_metadata
+from jaxeff.store._checkpoint import load_pytree as load_pytree
+from jaxeff.store._checkpoint import save_pytree as save_pytree
+from jaxeff.store._identity import Resume as Resume
+from jaxeff.store._identity import describe_arrays as describe_arrays
+from jaxeff.store._identity import describe_computation as describe_computation
+from jaxeff.store._identity import require_same_run as require_same_run
+from jaxeff.store._identity import run_identity as run_identity
+from jaxeff.store._journal import Journal as Journal
+from jaxeff.store._journal import add_line as add_line
+from jaxeff.store._journal import read_lines as read_lines
+from jaxeff.store._journal import repair_lines as repair_lines
+from jaxeff.store._writing import CheckpointError as CheckpointError
+from jaxeff.store._writing import atomic_file as atomic_file
+from jaxeff.store._writing import atomic_folder as atomic_folder
+from jaxeff.store._writing import cache_folder as cache_folder
+from jaxeff.store._writing import open_regular as open_regular
+from jaxeff.store._writing import require_absent as require_absent
+from jaxeff.store._writing import write_atomically as write_atomically

@@ -5,71 +5,37 @@ gives any such epoch progress, checkpoints and resuming. `sweep` does both for e
 seed of a study.
 """
 
-from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
-from jaxeff.training._canonical import canonical_convolutions, canonical_in_loops
-from jaxeff.training._epoch import (
-    Loss,
-    TrainState,
-    converge_batch_stats,
-    count_examples,
-    init,
-    make_epoch,
-)
-from jaxeff.training._fit import (
-    CheckpointOptions,
-    DivergedError,
-    FitResult,
-    RunOptions,
-    fit,
-    run_epochs,
-)
-from jaxeff.training._losses import (
-    CheckedLoss,
-    LabelledLoss,
-    cross_entropy,
-    evidential,
-    label_loss,
-    normalized_call,
-    stateless,
-    valid_labels,
-)
-from jaxeff.training._replicates import describe_training, epoch_function, start_function
-from jaxeff.training._sensitivity import divergences, map_changes
-from jaxeff.training._sweep import SweepResult, spread_replicates, sweep
-
-__all__ = [
-    "CheckedLoss",
-    "CheckpointError",
-    "CheckpointOptions",
-    "DivergedError",
-    "FitResult",
-    "LabelledLoss",
-    "Loss",
-    "RunOptions",
-    "SweepResult",
-    "TrainState",
-    "canonical_convolutions",
-    "canonical_in_loops",
-    "converge_batch_stats",
-    "count_examples",
-    "cross_entropy",
-    "describe_training",
-    "divergences",
-    "epoch_function",
-    "evidential",
-    "fit",
-    "init",
-    "label_loss",
-    "load_metadata",
-    "load_pytree",
-    "make_epoch",
-    "map_changes",
-    "normalized_call",
-    "run_epochs",
-    "save_pytree",
-    "spread_replicates",
-    "start_function",
-    "stateless",
-    "sweep",
-    "valid_labels",
-]
+from jaxeff.store import CheckpointError as CheckpointError
+from jaxeff.store import load_metadata as load_metadata
+from jaxeff.store import load_pytree as load_pytree
+from jaxeff.store import save_pytree as save_pytree
+from jaxeff.training._canonical import canonical_convolutions as canonical_convolutions
+from jaxeff.training._canonical import canonical_in_loops as canonical_in_loops
+from jaxeff.training._epoch import Loss as Loss
+from jaxeff.training._epoch import TrainState as TrainState
+from jaxeff.training._epoch import converge_batch_stats as converge_batch_stats
+from jaxeff.training._epoch import count_examples as count_examples
+from jaxeff.training._epoch import init as init
+from jaxeff.training._epoch import make_epoch as make_epoch
+from jaxeff.training._fit import CheckpointOptions as CheckpointOptions
+from jaxeff.training._fit import DivergedError as DivergedError
+from jaxeff.training._fit import FitResult as FitResult
+from jaxeff.training._fit import RunOptions as RunOptions
+from jaxeff.training._fit import fit as fit
+from jaxeff.training._fit import run_epochs as run_epochs
+from jaxeff.training._losses import CheckedLoss as CheckedLoss
+from jaxeff.training._losses import LabelledLoss as LabelledLoss
+from jaxeff.training._losses import cross_entropy as cross_entropy
+from jaxeff.training._losses import evidential as evidential
+from jaxeff.training._losses import label_loss as label_loss
+from jaxeff.training._losses import normalized_call as normalized_call
+from jaxeff.training._losses import stateless as stateless
+from jaxeff.training._losses import valid_labels as valid_labels
+from jaxeff.training._replicates import describe_training as describe_training
+from jaxeff.training._replicates import epoch_function as epoch_function
+from jaxeff.training._replicates import start_function as start_function
+from jaxeff.training._sensitivity import divergences as divergences
+from jaxeff.training._sensitivity import map_changes as map_changes
+from jaxeff.training._sweep import SweepResult as SweepResult
+from jaxeff.training._sweep import spread_replicates as spread_replicates
+from jaxeff.training._sweep import sweep as sweep

@@ -20,16 +20,10 @@ Either every parameter gets its tensor, or an error says what is ambiguous and w
 candidates, and nothing is loaded. No format that is read here can hold code.
 """
 
-from jaxeff.weights._files import WeightsError, gguf_metadata, packaged_file
-from jaxeff.weights._load import LoadedWeights, load_weights
-from jaxeff.weights._matching import channels_last_inputs, rotary_halves
-
-__all__ = [
-    "LoadedWeights",
-    "WeightsError",
-    "channels_last_inputs",
-    "gguf_metadata",
-    "load_weights",
-    "packaged_file",
-    "rotary_halves",
-]
+from jaxeff.weights._files import WeightsError as WeightsError
+from jaxeff.weights._files import gguf_metadata as gguf_metadata
+from jaxeff.weights._files import packaged_file as packaged_file
+from jaxeff.weights._load import LoadedWeights as LoadedWeights
+from jaxeff.weights._load import load_weights as load_weights
+from jaxeff.weights._matching import channels_last_inputs as channels_last_inputs
+from jaxeff.weights._matching import rotary_halves as rotary_halves

@@ -1,10 +1,11 @@
-"""What is public to users: the names in `__all__` of `jaxeff`, its rooms and `jaxeff_export`.
+"""What is public to users: the names that `jaxeff`, its rooms and `jaxeff_export` offer.
 
 Left out are `core`, sub-packages and most rooms of `jaxeff_export`, whose faces are for the
 library's own packages and for authors of new transforms; what users need of them, higher faces
 offer.
 """
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -25,7 +26,7 @@ def public(kind: str) -> dict[str, Any]:
     """
     found: dict[int, tuple[str, Any]] = {}
     for module in _modules():
-        for name in getattr(module, "__all__", ()):
+        for name in offered(module):
             value = getattr(module, name)
             setting = isinstance(value, type) and issubclass(value, Setting)
             wanted = inspect.isfunction(value) if kind == "functions" else setting
@@ -41,11 +42,24 @@ def on_every_face() -> dict[str, Any]:
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not any(part.startswith("_") for part in found.name.split(".")):
                 face = importlib.import_module(found.name)
-                for name in getattr(face, "__all__", ()):
+                for name in offered(face):
                     value = getattr(face, name)
                     if inspect.isfunction(value):
                         functions.setdefault(id(value), (f"{face.__name__}.{name}", value))
     return dict(functions.values())
+
+
+def offered(face: Any) -> list[str]:
+    """The names that a face imports as themselves, `from _x import A as A`, and defines."""
+    tree = ast.parse(inspect.getsource(face))
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    names = {n.name for node in imports for n in node.names if n.name == n.asname}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {n.id for n in node.targets if isinstance(n, ast.Name)}
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def _modules() -> Iterator[Any]:

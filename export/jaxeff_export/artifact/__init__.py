@@ -1,75 +1,35 @@
 """Artifacts: functions lowered to StableHLO, and what goes in and out of them written down."""
 
-from jaxeff_export.artifact._artifact import (
-    MOST_TEXT,
-    Artifact,
-    ArtifactError,
-    TracedExport,
-    add_checksum,
-    belongs,
-    digest,
-    export,
-    export_traced,
-    max_inflated_size,
-    package_versions,
-    require_member,
-    state_places,
-    verify_checksum,
-    version_complaint,
-)
-from jaxeff_export.artifact._signature import (
-    COUNT,
-    SPEC,
-    Description,
-    MappingOf,
-    SignatureError,
-    TensorSpec,
-    argument_names,
-    batch_of,
-    check_array,
-    check_leaves,
-    count_leaves,
-    dtype_of,
-    flatten_named,
-    rebuild,
-    require_form,
-    require_structure,
-    specs_from_json,
-    with_batch,
-)
-
-__all__ = [
-    "COUNT",
-    "MOST_TEXT",
-    "SPEC",
-    "Artifact",
-    "ArtifactError",
-    "Description",
-    "MappingOf",
-    "SignatureError",
-    "TensorSpec",
-    "TracedExport",
-    "add_checksum",
-    "argument_names",
-    "batch_of",
-    "belongs",
-    "check_array",
-    "check_leaves",
-    "count_leaves",
-    "digest",
-    "dtype_of",
-    "export",
-    "export_traced",
-    "flatten_named",
-    "max_inflated_size",
-    "package_versions",
-    "rebuild",
-    "require_form",
-    "require_member",
-    "require_structure",
-    "specs_from_json",
-    "state_places",
-    "verify_checksum",
-    "version_complaint",
-    "with_batch",
-]
+from jaxeff_export.artifact._artifact import MOST_TEXT as MOST_TEXT
+from jaxeff_export.artifact._artifact import Artifact as Artifact
+from jaxeff_export.artifact._artifact import ArtifactError as ArtifactError
+from jaxeff_export.artifact._artifact import TracedExport as TracedExport
+from jaxeff_export.artifact._artifact import add_checksum as add_checksum
+from jaxeff_export.artifact._artifact import belongs as belongs
+from jaxeff_export.artifact._artifact import digest as digest
+from jaxeff_export.artifact._artifact import export as export
+from jaxeff_export.artifact._artifact import export_traced as export_traced
+from jaxeff_export.artifact._artifact import max_inflated_size as max_inflated_size
+from jaxeff_export.artifact._artifact import package_versions as package_versions
+from jaxeff_export.artifact._artifact import require_member as require_member
+from jaxeff_export.artifact._artifact import state_places as state_places
+from jaxeff_export.artifact._artifact import verify_checksum as verify_checksum
+from jaxeff_export.artifact._artifact import version_complaint as version_complaint
+from jaxeff_export.artifact._signature import COUNT as COUNT
+from jaxeff_export.artifact._signature import SPEC as SPEC
+from jaxeff_export.artifact._signature import Description as Description
+from jaxeff_export.artifact._signature import MappingOf as MappingOf
+from jaxeff_export.artifact._signature import SignatureError as SignatureError
+from jaxeff_export.artifact._signature import TensorSpec as TensorSpec
+from jaxeff_export.artifact._signature import argument_names as argument_names
+from jaxeff_export.artifact._signature import batch_of as batch_of
+from jaxeff_export.artifact._signature import check_array as check_array
+from jaxeff_export.artifact._signature import check_leaves as check_leaves
+from jaxeff_export.artifact._signature import count_leaves as count_leaves
+from jaxeff_export.artifact._signature import dtype_of as dtype_of
+from jaxeff_export.artifact._signature import flatten_named as flatten_named
+from jaxeff_export.artifact._signature import rebuild as rebuild
+from jaxeff_export.artifact._signature import require_form as require_form
+from jaxeff_export.artifact._signature import require_structure as require_structure
+from jaxeff_export.artifact._signature import specs_from_json as specs_from_json
+from jaxeff_export.artifact._signature import with_batch as with_batch

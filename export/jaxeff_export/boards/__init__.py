@@ -19,35 +19,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxeff.core import instance_of, validate
-from jaxeff_export.boards import _emulated as emulated
-from jaxeff_export.boards._board import Board, BoardError, BoardLost
-from jaxeff_export.boards._emulated import (
-    CORES,
-    PROGRAM_CORES,
-    EmulatedBoard,
-    ProgramBoard,
-    board_kinds,
-    board_of,
-    require_emulator,
-)
-from jaxeff_export.boards._local import LocalBoard, run_on_threads
-from jaxeff_export.boards._rpc import RpcBoard, TrackedBoard
+from jaxeff_export.boards import _emulated
+from jaxeff_export.boards._board import Board as Board
+from jaxeff_export.boards._board import BoardError as BoardError
+from jaxeff_export.boards._board import BoardLost as BoardLost
+from jaxeff_export.boards._emulated import CORES, PROGRAM_CORES, board_of
+from jaxeff_export.boards._emulated import EmulatedBoard as EmulatedBoard
+from jaxeff_export.boards._emulated import ProgramBoard as ProgramBoard
+from jaxeff_export.boards._emulated import board_kinds as board_kinds
+from jaxeff_export.boards._emulated import require_emulator as require_emulator
+from jaxeff_export.boards._local import LocalBoard as LocalBoard
+from jaxeff_export.boards._local import run_on_threads as run_on_threads
+from jaxeff_export.boards._rpc import RpcBoard as RpcBoard
+from jaxeff_export.boards._rpc import TrackedBoard as TrackedBoard
 
-__all__ = [
-    "Board",
-    "BoardError",
-    "BoardLost",
-    "EmulatedBoard",
-    "LocalBoard",
-    "ProgramBoard",
-    "RpcBoard",
-    "TrackedBoard",
-    "board_kinds",
-    "emulated",
-    "make_board",
-    "require_emulator",
-    "run_on_threads",
-]
+emulated = _emulated
 
 
 @validate(spec=instance_of(str, Board), target=instance_of(Mapping))

@@ -28,8 +28,6 @@ from jaxeff_export.cli._running import (
 )
 from jaxeff_export.cli._searching import search, tune
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help=(
         "Compile exported functions for this machine or an ARM board, and run, check and time "

@@ -7,11 +7,7 @@ file: ``_arithmetic`` and ``_elementary`` for elementwise operations, the others
 whose kernels are imperative write them with ``_loops``.
 """
 
-from jaxeff_export.importer._graph import (
-    StableHLOParseError,
-    UnsupportedOp,
-    UnsupportedOpError,
-)
-from jaxeff_export.importer._module import import_stablehlo
-
-__all__ = ["StableHLOParseError", "UnsupportedOp", "UnsupportedOpError", "import_stablehlo"]
+from jaxeff_export.importer._graph import StableHLOParseError as StableHLOParseError
+from jaxeff_export.importer._graph import UnsupportedOp as UnsupportedOp
+from jaxeff_export.importer._graph import UnsupportedOpError as UnsupportedOpError
+from jaxeff_export.importer._module import import_stablehlo as import_stablehlo

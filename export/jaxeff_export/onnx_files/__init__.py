@@ -3,35 +3,21 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxeff_export.onnx_files._gathers import fill_of
-from jaxeff_export.onnx_files._graph import (
-    GridWeight,
-    OnnxError,
-    StoredWeight,
-    grid_weight,
-    stored_weight,
-)
-from jaxeff_export.onnx_files._to_onnx import CALLS, LONGEST, OnnxFile, to_onnx
+from jaxeff_export.onnx_files._gathers import fill_of as fill_of
+from jaxeff_export.onnx_files._graph import GridWeight as GridWeight
+from jaxeff_export.onnx_files._graph import OnnxError as OnnxError
+from jaxeff_export.onnx_files._graph import StoredWeight as StoredWeight
+from jaxeff_export.onnx_files._graph import grid_weight as grid_weight
+from jaxeff_export.onnx_files._graph import stored_weight as stored_weight
+from jaxeff_export.onnx_files._to_onnx import CALLS as CALLS
+from jaxeff_export.onnx_files._to_onnx import LONGEST as LONGEST
+from jaxeff_export.onnx_files._to_onnx import OnnxFile as OnnxFile
+from jaxeff_export.onnx_files._to_onnx import to_onnx as to_onnx
 from jaxeff_export.targets import require_extra
 
 if TYPE_CHECKING:
     from jaxeff_export.onnx_files._reader import from_onnx as from_onnx
     from jaxeff_export.onnx_files._reader import read_onnx_model as read_onnx_model
-
-__all__ = [
-    "CALLS",
-    "LONGEST",
-    "GridWeight",
-    "OnnxError",
-    "OnnxFile",
-    "StoredWeight",
-    "fill_of",
-    "from_onnx",
-    "grid_weight",
-    "read_onnx_model",
-    "stored_weight",
-    "to_onnx",
-]
 
 
 def __getattr__(name: str) -> Any:

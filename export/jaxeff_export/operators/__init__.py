@@ -9,15 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxeff_export.operators._attention import attention_operators
-from jaxeff_export.operators._linear import (
-    OPERATORS,
-    Form,
-    Optimizations,
-    conv2d,
-    dense,
-    dense_kernel,
-    dense_module,
-)
+from jaxeff_export.operators._linear import OPERATORS as OPERATORS
+from jaxeff_export.operators._linear import Form as Form
+from jaxeff_export.operators._linear import Optimizations as Optimizations
+from jaxeff_export.operators._linear import conv2d as conv2d
+from jaxeff_export.operators._linear import dense as dense
+from jaxeff_export.operators._linear import dense_kernel as dense_kernel
+from jaxeff_export.operators._linear import dense_module as dense_module
 from jaxeff_export.operators.integer import integer_operators
 
 
@@ -29,15 +27,3 @@ def operators_for(
     if any_batch:
         return integers
     return {**OPERATORS, **attention_operators(target), **integers}
-
-
-__all__ = [
-    "OPERATORS",
-    "Form",
-    "Optimizations",
-    "conv2d",
-    "dense",
-    "dense_kernel",
-    "dense_module",
-    "operators_for",
-]

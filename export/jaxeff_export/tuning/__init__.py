@@ -4,6 +4,4 @@
 `jaxeff_export.schedules`, for whoever compiles the same kernels for the same target later.
 """
 
-from jaxeff_export.tuning._tune import tune
-
-__all__ = ["tune"]
+from jaxeff_export.tuning._tune import tune as tune

@@ -1,73 +1,34 @@
 """Priors, likelihoods and posteriors, and predictions from them."""
 
-from jaxeff.bayes.posteriors._model import (
-    Likelihood,
-    PerOutput,
-    Prior,
-    Random,
-    Scales,
-    check_data,
-    check_likelihood,
-    check_targets,
-    draw_prior,
-    hashable_likelihood,
-    heteroscedastic,
-    likelihood_name,
-    log_joint,
-    log_prior,
-    named_leaves,
-    prior_scales,
-    random_part,
-    require_likelihood,
-    require_one_output,
-    resolve_likelihood,
-    with_random,
-)
-from jaxeff.bayes.posteriors._posterior import (
-    Draws,
-    MixturePosterior,
-    Posterior,
-    check_posterior,
-    draw,
-    is_posterior,
-    parameter_table,
-    predict,
-    sample,
-    to_gaussians,
-    without_factors,
-)
-
-__all__ = [
-    "Draws",
-    "Likelihood",
-    "MixturePosterior",
-    "PerOutput",
-    "Posterior",
-    "Prior",
-    "Random",
-    "Scales",
-    "check_data",
-    "check_likelihood",
-    "check_posterior",
-    "check_targets",
-    "draw",
-    "draw_prior",
-    "hashable_likelihood",
-    "heteroscedastic",
-    "is_posterior",
-    "likelihood_name",
-    "log_joint",
-    "log_prior",
-    "named_leaves",
-    "parameter_table",
-    "predict",
-    "prior_scales",
-    "random_part",
-    "require_likelihood",
-    "require_one_output",
-    "resolve_likelihood",
-    "sample",
-    "to_gaussians",
-    "with_random",
-    "without_factors",
-]
+from jaxeff.bayes.posteriors._model import Likelihood as Likelihood
+from jaxeff.bayes.posteriors._model import PerOutput as PerOutput
+from jaxeff.bayes.posteriors._model import Prior as Prior
+from jaxeff.bayes.posteriors._model import Random as Random
+from jaxeff.bayes.posteriors._model import Scales as Scales
+from jaxeff.bayes.posteriors._model import check_data as check_data
+from jaxeff.bayes.posteriors._model import check_likelihood as check_likelihood
+from jaxeff.bayes.posteriors._model import check_targets as check_targets
+from jaxeff.bayes.posteriors._model import draw_prior as draw_prior
+from jaxeff.bayes.posteriors._model import hashable_likelihood as hashable_likelihood
+from jaxeff.bayes.posteriors._model import heteroscedastic as heteroscedastic
+from jaxeff.bayes.posteriors._model import likelihood_name as likelihood_name
+from jaxeff.bayes.posteriors._model import log_joint as log_joint
+from jaxeff.bayes.posteriors._model import log_prior as log_prior
+from jaxeff.bayes.posteriors._model import named_leaves as named_leaves
+from jaxeff.bayes.posteriors._model import prior_scales as prior_scales
+from jaxeff.bayes.posteriors._model import random_part as random_part
+from jaxeff.bayes.posteriors._model import require_likelihood as require_likelihood
+from jaxeff.bayes.posteriors._model import require_one_output as require_one_output
+from jaxeff.bayes.posteriors._model import resolve_likelihood as resolve_likelihood
+from jaxeff.bayes.posteriors._model import with_random as with_random
+from jaxeff.bayes.posteriors._posterior import Draws as Draws
+from jaxeff.bayes.posteriors._posterior import MixturePosterior as MixturePosterior
+from jaxeff.bayes.posteriors._posterior import Posterior as Posterior
+from jaxeff.bayes.posteriors._posterior import check_posterior as check_posterior
+from jaxeff.bayes.posteriors._posterior import draw as draw
+from jaxeff.bayes.posteriors._posterior import is_posterior as is_posterior
+from jaxeff.bayes.posteriors._posterior import parameter_table as parameter_table
+from jaxeff.bayes.posteriors._posterior import predict as predict
+from jaxeff.bayes.posteriors._posterior import sample as sample
+from jaxeff.bayes.posteriors._posterior import to_gaussians as to_gaussians
+from jaxeff.bayes.posteriors._posterior import without_factors as without_factors

@@ -1,41 +1,18 @@
 """Stochastic variational inference: guides, the evidence lower bound, `svi`."""
 
-from jaxeff.bayes.variational._guides import (
-    CorrelatedPosterior,
-    Flow,
-    FullRank,
-    Guide,
-    LowRank,
-    MeanField,
-    low_rank_posterior,
-    resolve_guide,
-)
-from jaxeff.bayes.variational._svi import (
-    CollapseWarning,
-    Loss,
-    SVIResult,
-    make_loss,
-    mean_nll,
-    start_from,
-    svi,
-    train,
-)
-
-__all__ = [
-    "CollapseWarning",
-    "CorrelatedPosterior",
-    "Flow",
-    "FullRank",
-    "Guide",
-    "Loss",
-    "LowRank",
-    "MeanField",
-    "SVIResult",
-    "low_rank_posterior",
-    "make_loss",
-    "mean_nll",
-    "resolve_guide",
-    "start_from",
-    "svi",
-    "train",
-]
+from jaxeff.bayes.variational._guides import CorrelatedPosterior as CorrelatedPosterior
+from jaxeff.bayes.variational._guides import Flow as Flow
+from jaxeff.bayes.variational._guides import FullRank as FullRank
+from jaxeff.bayes.variational._guides import Guide as Guide
+from jaxeff.bayes.variational._guides import LowRank as LowRank
+from jaxeff.bayes.variational._guides import MeanField as MeanField
+from jaxeff.bayes.variational._guides import low_rank_posterior as low_rank_posterior
+from jaxeff.bayes.variational._guides import resolve_guide as resolve_guide
+from jaxeff.bayes.variational._svi import CollapseWarning as CollapseWarning
+from jaxeff.bayes.variational._svi import Loss as Loss
+from jaxeff.bayes.variational._svi import SVIResult as SVIResult
+from jaxeff.bayes.variational._svi import make_loss as make_loss
+from jaxeff.bayes.variational._svi import mean_nll as mean_nll
+from jaxeff.bayes.variational._svi import start_from as start_from
+from jaxeff.bayes.variational._svi import svi as svi
+from jaxeff.bayes.variational._svi import train as train

@@ -1,87 +1,41 @@
 """Grids, rounding and codes, and the protocol that every quantizer follows."""
 
-from jaxeff.compression.numerics._grid import (
-    FULL,
-    MAX_BITS,
-    Bits,
-    Grid,
-    Symmetry,
-    at_least_float32,
-    dequantize,
-    fake_quantize,
-    grid,
-    kept_axes,
-    least_squares,
-    lookup_levels,
-    nearest,
-    power_of_two,
-    quantize,
-    ranges,
-    round_through,
-    straight_through,
-    sums,
-    value_range,
-    wide_dtype,
-)
-from jaxeff.compression.numerics._quantizer import (
-    BaseQuantizer,
-    HasParts,
-    LayerQuantization,
-    LearnedBits,
-    Method,
-    OnGrid,
-    Quantizer,
-    Tensor,
-    WeightsOnGrid,
-    code_range,
-    infer_sign,
-    keep_ordered,
-    keep_positive,
-    largest_magnitude,
-    magnitude,
-    parts,
-    safe_scale,
-    start_scale,
-)
-
-__all__ = [
-    "FULL",
-    "MAX_BITS",
-    "BaseQuantizer",
-    "Bits",
-    "Grid",
-    "HasParts",
-    "LayerQuantization",
-    "LearnedBits",
-    "Method",
-    "OnGrid",
-    "Quantizer",
-    "Symmetry",
-    "Tensor",
-    "WeightsOnGrid",
-    "at_least_float32",
-    "code_range",
-    "dequantize",
-    "fake_quantize",
-    "grid",
-    "infer_sign",
-    "keep_ordered",
-    "keep_positive",
-    "kept_axes",
-    "largest_magnitude",
-    "least_squares",
-    "lookup_levels",
-    "magnitude",
-    "nearest",
-    "parts",
-    "power_of_two",
-    "quantize",
-    "ranges",
-    "round_through",
-    "safe_scale",
-    "start_scale",
-    "straight_through",
-    "sums",
-    "value_range",
-    "wide_dtype",
-]
+from jaxeff.compression.numerics._grid import FULL as FULL
+from jaxeff.compression.numerics._grid import MAX_BITS as MAX_BITS
+from jaxeff.compression.numerics._grid import Bits as Bits
+from jaxeff.compression.numerics._grid import Grid as Grid
+from jaxeff.compression.numerics._grid import Symmetry as Symmetry
+from jaxeff.compression.numerics._grid import at_least_float32 as at_least_float32
+from jaxeff.compression.numerics._grid import dequantize as dequantize
+from jaxeff.compression.numerics._grid import fake_quantize as fake_quantize
+from jaxeff.compression.numerics._grid import grid as grid
+from jaxeff.compression.numerics._grid import kept_axes as kept_axes
+from jaxeff.compression.numerics._grid import least_squares as least_squares
+from jaxeff.compression.numerics._grid import lookup_levels as lookup_levels
+from jaxeff.compression.numerics._grid import nearest as nearest
+from jaxeff.compression.numerics._grid import power_of_two as power_of_two
+from jaxeff.compression.numerics._grid import quantize as quantize
+from jaxeff.compression.numerics._grid import ranges as ranges
+from jaxeff.compression.numerics._grid import round_through as round_through
+from jaxeff.compression.numerics._grid import straight_through as straight_through
+from jaxeff.compression.numerics._grid import sums as sums
+from jaxeff.compression.numerics._grid import value_range as value_range
+from jaxeff.compression.numerics._grid import wide_dtype as wide_dtype
+from jaxeff.compression.numerics._quantizer import BaseQuantizer as BaseQuantizer
+from jaxeff.compression.numerics._quantizer import HasParts as HasParts
+from jaxeff.compression.numerics._quantizer import LayerQuantization as LayerQuantization
+from jaxeff.compression.numerics._quantizer import LearnedBits as LearnedBits
+from jaxeff.compression.numerics._quantizer import Method as Method
+from jaxeff.compression.numerics._quantizer import OnGrid as OnGrid
+from jaxeff.compression.numerics._quantizer import Quantizer as Quantizer
+from jaxeff.compression.numerics._quantizer import Tensor as Tensor
+from jaxeff.compression.numerics._quantizer import WeightsOnGrid as WeightsOnGrid
+from jaxeff.compression.numerics._quantizer import code_range as code_range
+from jaxeff.compression.numerics._quantizer import infer_sign as infer_sign
+from jaxeff.compression.numerics._quantizer import keep_ordered as keep_ordered
+from jaxeff.compression.numerics._quantizer import keep_positive as keep_positive
+from jaxeff.compression.numerics._quantizer import largest_magnitude as largest_magnitude
+from jaxeff.compression.numerics._quantizer import magnitude as magnitude
+from jaxeff.compression.numerics._quantizer import parts as parts
+from jaxeff.compression.numerics._quantizer import safe_scale as safe_scale
+from jaxeff.compression.numerics._quantizer import start_scale as start_scale

@@ -16,47 +16,24 @@ logits = integer(f, spec)(params, x)
 ```
 """
 
-from jaxeff.compression.post_training._biases import correct_biases, fold_batch_norm
-from jaxeff.compression.post_training._calibrate import (
-    RunningRange,
-    as_batches,
-    calibrate,
-    initial_ranges,
-    running,
-)
-from jaxeff.compression.post_training._channels import equalize
-from jaxeff.compression.post_training._clipping import clip_range
-from jaxeff.compression.post_training._layerwise import (
-    PostTrained,
-    RoundingProblem,
-    arguments,
-    on_grids,
-)
-from jaxeff.compression.post_training._multiplication import Matrix, Multiplication, multiplications
-from jaxeff.compression.post_training._rotation import rotate
-from jaxeff.compression.post_training._rounding import adaround, gptq
-from jaxeff.compression.post_training._scaling import awq, smooth_quant
-
-__all__ = [
-    "Matrix",
-    "Multiplication",
-    "PostTrained",
-    "RoundingProblem",
-    "RunningRange",
-    "adaround",
-    "arguments",
-    "as_batches",
-    "awq",
-    "calibrate",
-    "clip_range",
-    "correct_biases",
-    "equalize",
-    "fold_batch_norm",
-    "gptq",
-    "initial_ranges",
-    "multiplications",
-    "on_grids",
-    "rotate",
-    "running",
-    "smooth_quant",
-]
+from jaxeff.compression.post_training._biases import correct_biases as correct_biases
+from jaxeff.compression.post_training._biases import fold_batch_norm as fold_batch_norm
+from jaxeff.compression.post_training._calibrate import RunningRange as RunningRange
+from jaxeff.compression.post_training._calibrate import as_batches as as_batches
+from jaxeff.compression.post_training._calibrate import calibrate as calibrate
+from jaxeff.compression.post_training._calibrate import initial_ranges as initial_ranges
+from jaxeff.compression.post_training._calibrate import running as running
+from jaxeff.compression.post_training._channels import equalize as equalize
+from jaxeff.compression.post_training._clipping import clip_range as clip_range
+from jaxeff.compression.post_training._layerwise import PostTrained as PostTrained
+from jaxeff.compression.post_training._layerwise import RoundingProblem as RoundingProblem
+from jaxeff.compression.post_training._layerwise import arguments as arguments
+from jaxeff.compression.post_training._layerwise import on_grids as on_grids
+from jaxeff.compression.post_training._multiplication import Matrix as Matrix
+from jaxeff.compression.post_training._multiplication import Multiplication as Multiplication
+from jaxeff.compression.post_training._multiplication import multiplications as multiplications
+from jaxeff.compression.post_training._rotation import rotate as rotate
+from jaxeff.compression.post_training._rounding import adaround as adaround
+from jaxeff.compression.post_training._rounding import gptq as gptq
+from jaxeff.compression.post_training._scaling import awq as awq
+from jaxeff.compression.post_training._scaling import smooth_quant as smooth_quant

@@ -1,57 +1,29 @@
 """Moment rules per operation: products, extrema, pooling, softmax, normalization, closed forms."""
 
-from jaxeff.moment_propagation._values import inverse_std, near, tail
-from jaxeff.moment_propagation.rules import _arithmetic as arithmetic
-from jaxeff.moment_propagation.rules import _extremes as extremes
-from jaxeff.moment_propagation.rules import _normalization as normalization
-from jaxeff.moment_propagation.rules._activations import (
-    Attribute,
-    composite,
-    exponential,
-    gauss_legendre,
-    gauss_pair,
-    piecewise,
-    relu,
-)
-from jaxeff.moment_propagation.rules._arithmetic import bilinear, map_linear
-from jaxeff.moment_propagation.rules._extremes import maximum, window, window_max, window_mean
-from jaxeff.moment_propagation.rules._table import (
-    DATA_MOVEMENT,
-    DISCRETE,
-    RULES,
-    UNARY,
-    Rule,
-    data_movement,
-    read_window,
-    shared_operand,
-)
-
-__all__ = [
-    "DATA_MOVEMENT",
-    "DISCRETE",
-    "RULES",
-    "UNARY",
-    "Attribute",
-    "Rule",
-    "arithmetic",
-    "bilinear",
-    "composite",
-    "data_movement",
-    "exponential",
-    "extremes",
-    "gauss_legendre",
-    "gauss_pair",
-    "inverse_std",
-    "map_linear",
-    "maximum",
-    "near",
-    "normalization",
-    "piecewise",
-    "read_window",
-    "relu",
-    "shared_operand",
-    "tail",
-    "window",
-    "window_max",
-    "window_mean",
-]
+from jaxeff.moment_propagation._values import inverse_std as inverse_std
+from jaxeff.moment_propagation._values import near as near
+from jaxeff.moment_propagation._values import tail as tail
+from jaxeff.moment_propagation.rules import _arithmetic as arithmetic  # noqa: F401
+from jaxeff.moment_propagation.rules import _extremes as extremes  # noqa: F401
+from jaxeff.moment_propagation.rules import _normalization as normalization  # noqa: F401
+from jaxeff.moment_propagation.rules._activations import Attribute as Attribute
+from jaxeff.moment_propagation.rules._activations import composite as composite
+from jaxeff.moment_propagation.rules._activations import exponential as exponential
+from jaxeff.moment_propagation.rules._activations import gauss_legendre as gauss_legendre
+from jaxeff.moment_propagation.rules._activations import gauss_pair as gauss_pair
+from jaxeff.moment_propagation.rules._activations import piecewise as piecewise
+from jaxeff.moment_propagation.rules._activations import relu as relu
+from jaxeff.moment_propagation.rules._arithmetic import bilinear as bilinear
+from jaxeff.moment_propagation.rules._arithmetic import map_linear as map_linear
+from jaxeff.moment_propagation.rules._extremes import maximum as maximum
+from jaxeff.moment_propagation.rules._extremes import window as window
+from jaxeff.moment_propagation.rules._extremes import window_max as window_max
+from jaxeff.moment_propagation.rules._extremes import window_mean as window_mean
+from jaxeff.moment_propagation.rules._table import DATA_MOVEMENT as DATA_MOVEMENT
+from jaxeff.moment_propagation.rules._table import DISCRETE as DISCRETE
+from jaxeff.moment_propagation.rules._table import RULES as RULES
+from jaxeff.moment_propagation.rules._table import UNARY as UNARY
+from jaxeff.moment_propagation.rules._table import Rule as Rule
+from jaxeff.moment_propagation.rules._table import data_movement as data_movement
+from jaxeff.moment_propagation.rules._table import read_window as read_window
+from jaxeff.moment_propagation.rules._table import shared_operand as shared_operand

@@ -1,24 +1,16 @@
 """Small reference models: MLP, LeNet-5, ResNets, wide ones, VGG-11, a transformer, a VAE."""
 
-from jaxeff.nn.models._resnet import ResNet8, ResNet18, WideResNet
-from jaxeff.nn.models._small import MLP, LeNet5, LinenLeNet5, LinenMLP, SmallCNN, small_classifier
-from jaxeff.nn.models._transformer import EncoderBlock, TransformerEncoder
-from jaxeff.nn.models._vae import VAE, negative_evidence_bound
-from jaxeff.nn.models._vgg11 import VGG11
-
-__all__ = [
-    "MLP",
-    "VAE",
-    "VGG11",
-    "EncoderBlock",
-    "LeNet5",
-    "LinenLeNet5",
-    "LinenMLP",
-    "ResNet8",
-    "ResNet18",
-    "SmallCNN",
-    "TransformerEncoder",
-    "WideResNet",
-    "negative_evidence_bound",
-    "small_classifier",
-]
+from jaxeff.nn.models._resnet import ResNet8 as ResNet8
+from jaxeff.nn.models._resnet import ResNet18 as ResNet18
+from jaxeff.nn.models._resnet import WideResNet as WideResNet
+from jaxeff.nn.models._small import MLP as MLP
+from jaxeff.nn.models._small import LeNet5 as LeNet5
+from jaxeff.nn.models._small import LinenLeNet5 as LinenLeNet5
+from jaxeff.nn.models._small import LinenMLP as LinenMLP
+from jaxeff.nn.models._small import SmallCNN as SmallCNN
+from jaxeff.nn.models._small import small_classifier as small_classifier
+from jaxeff.nn.models._transformer import EncoderBlock as EncoderBlock
+from jaxeff.nn.models._transformer import TransformerEncoder as TransformerEncoder
+from jaxeff.nn.models._vae import VAE as VAE
+from jaxeff.nn.models._vae import negative_evidence_bound as negative_evidence_bound
+from jaxeff.nn.models._vgg11 import VGG11 as VGG11

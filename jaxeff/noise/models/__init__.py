@@ -1,70 +1,33 @@
 """Models of noise: what is drawn anew, what belongs to a device, memory cells, executions."""
 
-from jaxeff.noise.models._cells import (
-    ChargeTrap,
-    MemoryCell,
-    PhaseChange,
-    ProgrammedCell,
-    ResistiveRAM,
-    StaticRAM,
-)
-from jaxeff.noise.models._device import Drift, Mismatch, Telegraph
-from jaxeff.noise.models._executions import ReadOut, Repeated
-from jaxeff.noise.models._independent import (
-    Additive,
-    Dropout,
-    Mixed,
-    Multiplicative,
-    Quantization,
-    UniformNoise,
-)
-from jaxeff.noise.models._protocol import (
-    Draw,
-    DrawnNoise,
-    MomentNoise,
-    Noise,
-    NoiseModel,
-    Place,
-    SiteNoise,
-    check_noise,
-    counted_keys,
-    drawn_together,
-    fits,
-    is_counted,
-    perturb_at,
-    place,
-)
-
-__all__ = [
-    "Additive",
-    "ChargeTrap",
-    "Draw",
-    "DrawnNoise",
-    "Drift",
-    "Dropout",
-    "MemoryCell",
-    "Mismatch",
-    "Mixed",
-    "MomentNoise",
-    "Multiplicative",
-    "Noise",
-    "NoiseModel",
-    "PhaseChange",
-    "Place",
-    "ProgrammedCell",
-    "Quantization",
-    "ReadOut",
-    "Repeated",
-    "ResistiveRAM",
-    "SiteNoise",
-    "StaticRAM",
-    "Telegraph",
-    "UniformNoise",
-    "check_noise",
-    "counted_keys",
-    "drawn_together",
-    "fits",
-    "is_counted",
-    "perturb_at",
-    "place",
-]
+from jaxeff.noise.models._cells import ChargeTrap as ChargeTrap
+from jaxeff.noise.models._cells import MemoryCell as MemoryCell
+from jaxeff.noise.models._cells import PhaseChange as PhaseChange
+from jaxeff.noise.models._cells import ProgrammedCell as ProgrammedCell
+from jaxeff.noise.models._cells import ResistiveRAM as ResistiveRAM
+from jaxeff.noise.models._cells import StaticRAM as StaticRAM
+from jaxeff.noise.models._device import Drift as Drift
+from jaxeff.noise.models._device import Mismatch as Mismatch
+from jaxeff.noise.models._device import Telegraph as Telegraph
+from jaxeff.noise.models._executions import ReadOut as ReadOut
+from jaxeff.noise.models._executions import Repeated as Repeated
+from jaxeff.noise.models._independent import Additive as Additive
+from jaxeff.noise.models._independent import Dropout as Dropout
+from jaxeff.noise.models._independent import Mixed as Mixed
+from jaxeff.noise.models._independent import Multiplicative as Multiplicative
+from jaxeff.noise.models._independent import Quantization as Quantization
+from jaxeff.noise.models._independent import UniformNoise as UniformNoise
+from jaxeff.noise.models._protocol import Draw as Draw
+from jaxeff.noise.models._protocol import DrawnNoise as DrawnNoise
+from jaxeff.noise.models._protocol import MomentNoise as MomentNoise
+from jaxeff.noise.models._protocol import Noise as Noise
+from jaxeff.noise.models._protocol import NoiseModel as NoiseModel
+from jaxeff.noise.models._protocol import Place as Place
+from jaxeff.noise.models._protocol import SiteNoise as SiteNoise
+from jaxeff.noise.models._protocol import check_noise as check_noise
+from jaxeff.noise.models._protocol import counted_keys as counted_keys
+from jaxeff.noise.models._protocol import drawn_together as drawn_together
+from jaxeff.noise.models._protocol import fits as fits
+from jaxeff.noise.models._protocol import is_counted as is_counted
+from jaxeff.noise.models._protocol import perturb_at as perturb_at
+from jaxeff.noise.models._protocol import place as place

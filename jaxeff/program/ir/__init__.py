@@ -1,79 +1,38 @@
 """The program's data structures: graph, layers, axes, primitives."""
 
-from jaxeff.program.ir import _axes as axes
-from jaxeff.program.ir import _primitives as primitives
-from jaxeff.program.ir._axes import Axes, Contraction, extent
-from jaxeff.program.ir._graph import (
-    DRAWN_TAG,
-    KINDS,
-    SPREAD_TAG,
-    Graph,
-    Layer,
-    Node,
-    Program,
-    Role,
-    Value,
-    flatten,
-    noted,
-    run_nodes,
-)
-from jaxeff.program.ir._primitives import FACTS, Facts, facts
-from jaxeff.program.ir._signature import (
-    Along,
-    Operand,
-    OperationFamily,
-    PlacedPart,
-    Relation,
-    Signature,
-    Window,
-    signature,
-)
-from jaxeff.program.ir._walk import (
-    Scan,
-    While,
-    entering,
-    fixed_point,
-    inside,
-    repetitions,
-    walk,
-    walk_nodes,
-)
-
-__all__ = [
-    "DRAWN_TAG",
-    "FACTS",
-    "KINDS",
-    "SPREAD_TAG",
-    "Along",
-    "Axes",
-    "Contraction",
-    "Facts",
-    "Graph",
-    "Layer",
-    "Node",
-    "Operand",
-    "OperationFamily",
-    "PlacedPart",
-    "Program",
-    "Relation",
-    "Role",
-    "Scan",
-    "Signature",
-    "Value",
-    "While",
-    "Window",
-    "axes",
-    "entering",
-    "extent",
-    "facts",
-    "fixed_point",
-    "flatten",
-    "inside",
-    "noted",
-    "primitives",
-    "repetitions",
-    "run_nodes",
-    "signature",
-    "walk",
-    "walk_nodes",
-]
+from jaxeff.program.ir import _axes as axes  # noqa: F401
+from jaxeff.program.ir import _primitives as primitives  # noqa: F401
+from jaxeff.program.ir._axes import Axes as Axes
+from jaxeff.program.ir._axes import Contraction as Contraction
+from jaxeff.program.ir._axes import extent as extent
+from jaxeff.program.ir._graph import DRAWN_TAG as DRAWN_TAG
+from jaxeff.program.ir._graph import KINDS as KINDS
+from jaxeff.program.ir._graph import SPREAD_TAG as SPREAD_TAG
+from jaxeff.program.ir._graph import Graph as Graph
+from jaxeff.program.ir._graph import Layer as Layer
+from jaxeff.program.ir._graph import Node as Node
+from jaxeff.program.ir._graph import Program as Program
+from jaxeff.program.ir._graph import Role as Role
+from jaxeff.program.ir._graph import Value as Value
+from jaxeff.program.ir._graph import flatten as flatten
+from jaxeff.program.ir._graph import noted as noted
+from jaxeff.program.ir._graph import run_nodes as run_nodes
+from jaxeff.program.ir._primitives import FACTS as FACTS
+from jaxeff.program.ir._primitives import Facts as Facts
+from jaxeff.program.ir._primitives import facts as facts
+from jaxeff.program.ir._signature import Along as Along
+from jaxeff.program.ir._signature import Operand as Operand
+from jaxeff.program.ir._signature import OperationFamily as OperationFamily
+from jaxeff.program.ir._signature import PlacedPart as PlacedPart
+from jaxeff.program.ir._signature import Relation as Relation
+from jaxeff.program.ir._signature import Signature as Signature
+from jaxeff.program.ir._signature import Window as Window
+from jaxeff.program.ir._signature import signature as signature
+from jaxeff.program.ir._walk import Scan as Scan
+from jaxeff.program.ir._walk import While as While
+from jaxeff.program.ir._walk import entering as entering
+from jaxeff.program.ir._walk import fixed_point as fixed_point
+from jaxeff.program.ir._walk import inside as inside
+from jaxeff.program.ir._walk import repetitions as repetitions
+from jaxeff.program.ir._walk import walk as walk
+from jaxeff.program.ir._walk import walk_nodes as walk_nodes

@@ -1,67 +1,33 @@
 """Finds the channels that must be removed together, from the program alone."""
 
-from jaxeff.pruning.dependencies._channels import (
-    KEEP,
-    ZEROS,
-    Channels,
-    Crossed,
-    CrossedWarning,
-    Group,
-    Member,
-    channels,
-    check_crossed,
-    counts_zeros,
-    leaf_path,
-    read_channels,
-    warn_of_crossed,
-)
-from jaxeff.pruning.dependencies._dimensions import (
-    UNKNOWN,
-    Axis,
-    AxisProduct,
-    Concatenation,
-    Dimension,
-    PlanError,
-    dimensions,
-    is_held,
-    kept,
-    membership,
-    remedy,
-    resolve_axis,
-)
-from jaxeff.pruning.dependencies._labels import Axes, ChannelReader, Labels, call_axes
-from jaxeff.pruning.dependencies._rules import RULES, is_drawn
-
-__all__ = [
-    "KEEP",
-    "RULES",
-    "UNKNOWN",
-    "ZEROS",
-    "Axes",
-    "Axis",
-    "AxisProduct",
-    "ChannelReader",
-    "Channels",
-    "Concatenation",
-    "Crossed",
-    "CrossedWarning",
-    "Dimension",
-    "Group",
-    "Labels",
-    "Member",
-    "PlanError",
-    "call_axes",
-    "channels",
-    "check_crossed",
-    "counts_zeros",
-    "dimensions",
-    "is_drawn",
-    "is_held",
-    "kept",
-    "leaf_path",
-    "membership",
-    "read_channels",
-    "remedy",
-    "resolve_axis",
-    "warn_of_crossed",
-]
+from jaxeff.pruning.dependencies._channels import KEEP as KEEP
+from jaxeff.pruning.dependencies._channels import ZEROS as ZEROS
+from jaxeff.pruning.dependencies._channels import Channels as Channels
+from jaxeff.pruning.dependencies._channels import Crossed as Crossed
+from jaxeff.pruning.dependencies._channels import CrossedWarning as CrossedWarning
+from jaxeff.pruning.dependencies._channels import Group as Group
+from jaxeff.pruning.dependencies._channels import Member as Member
+from jaxeff.pruning.dependencies._channels import channels as channels
+from jaxeff.pruning.dependencies._channels import check_crossed as check_crossed
+from jaxeff.pruning.dependencies._channels import counts_zeros as counts_zeros
+from jaxeff.pruning.dependencies._channels import leaf_path as leaf_path
+from jaxeff.pruning.dependencies._channels import read_channels as read_channels
+from jaxeff.pruning.dependencies._channels import warn_of_crossed as warn_of_crossed
+from jaxeff.pruning.dependencies._dimensions import UNKNOWN as UNKNOWN
+from jaxeff.pruning.dependencies._dimensions import Axis as Axis
+from jaxeff.pruning.dependencies._dimensions import AxisProduct as AxisProduct
+from jaxeff.pruning.dependencies._dimensions import Concatenation as Concatenation
+from jaxeff.pruning.dependencies._dimensions import Dimension as Dimension
+from jaxeff.pruning.dependencies._dimensions import PlanError as PlanError
+from jaxeff.pruning.dependencies._dimensions import dimensions as dimensions
+from jaxeff.pruning.dependencies._dimensions import is_held as is_held
+from jaxeff.pruning.dependencies._dimensions import kept as kept
+from jaxeff.pruning.dependencies._dimensions import membership as membership
+from jaxeff.pruning.dependencies._dimensions import remedy as remedy
+from jaxeff.pruning.dependencies._dimensions import resolve_axis as resolve_axis
+from jaxeff.pruning.dependencies._labels import Axes as Axes
+from jaxeff.pruning.dependencies._labels import ChannelReader as ChannelReader
+from jaxeff.pruning.dependencies._labels import Labels as Labels
+from jaxeff.pruning.dependencies._labels import call_axes as call_axes
+from jaxeff.pruning.dependencies._rules import RULES as RULES
+from jaxeff.pruning.dependencies._rules import is_drawn as is_drawn

@@ -3,26 +3,12 @@
 `Plan`, `masked` and `pruned` take booleans or gates alike; what is here draws and penalises gates.
 """
 
-from jaxeff.pruning._gates import (
-    THRESHOLD,
-    DropoutGates,
-    HardConcrete,
-    deterministic_gates,
-    dropout_divergence,
-    gate_location,
-    hard_concrete,
-    log_rate,
-    open_probability,
-)
-
-__all__ = [
-    "THRESHOLD",
-    "DropoutGates",
-    "HardConcrete",
-    "deterministic_gates",
-    "dropout_divergence",
-    "gate_location",
-    "hard_concrete",
-    "log_rate",
-    "open_probability",
-]
+from jaxeff.pruning._gates import THRESHOLD as THRESHOLD
+from jaxeff.pruning._gates import DropoutGates as DropoutGates
+from jaxeff.pruning._gates import HardConcrete as HardConcrete
+from jaxeff.pruning._gates import deterministic_gates as deterministic_gates
+from jaxeff.pruning._gates import dropout_divergence as dropout_divergence
+from jaxeff.pruning._gates import gate_location as gate_location
+from jaxeff.pruning._gates import hard_concrete as hard_concrete
+from jaxeff.pruning._gates import log_rate as log_rate
+from jaxeff.pruning._gates import open_probability as open_probability

@@ -16,36 +16,16 @@ print(jaxeff.cost(sparse, params, x).size, jaxeff.cost(both, params, x).size)
 ```
 """
 
-from jaxeff.pruning.sparsity._fitted import (
-    kept_weights,
-    log_variances,
-    optimal_brain_surgeon,
-    variational_dropout,
-    wanda,
-)
-from jaxeff.pruning.sparsity._masks import (
-    FixedMask,
-    Magnitude,
-    NofM,
-    RandomMask,
-    Sparse,
-    Surgery,
-    cubic_schedule,
-    largest_mask,
-)
-
-__all__ = [
-    "FixedMask",
-    "Magnitude",
-    "NofM",
-    "RandomMask",
-    "Sparse",
-    "Surgery",
-    "cubic_schedule",
-    "kept_weights",
-    "largest_mask",
-    "log_variances",
-    "optimal_brain_surgeon",
-    "variational_dropout",
-    "wanda",
-]
+from jaxeff.pruning.sparsity._fitted import kept_weights as kept_weights
+from jaxeff.pruning.sparsity._fitted import log_variances as log_variances
+from jaxeff.pruning.sparsity._fitted import optimal_brain_surgeon as optimal_brain_surgeon
+from jaxeff.pruning.sparsity._fitted import variational_dropout as variational_dropout
+from jaxeff.pruning.sparsity._fitted import wanda as wanda
+from jaxeff.pruning.sparsity._masks import FixedMask as FixedMask
+from jaxeff.pruning.sparsity._masks import Magnitude as Magnitude
+from jaxeff.pruning.sparsity._masks import NofM as NofM
+from jaxeff.pruning.sparsity._masks import RandomMask as RandomMask
+from jaxeff.pruning.sparsity._masks import Sparse as Sparse
+from jaxeff.pruning.sparsity._masks import Surgery as Surgery
+from jaxeff.pruning.sparsity._masks import cubic_schedule as cubic_schedule
+from jaxeff.pruning.sparsity._masks import largest_mask as largest_mask

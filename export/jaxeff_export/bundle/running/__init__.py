@@ -1,21 +1,10 @@
 """Runs compiled programs and times them, on the host and, stand-alone, on a device."""
 
-from jaxeff_export.bundle.running._runner import ProgramRunner, Runner
-from jaxeff_export.bundle.running._session import Session, require_numbers
-from jaxeff_export.bundle.running._timing import (
-    OperatorTime,
-    Timing,
-    instrument_sources,
-    require_timed,
-)
-
-__all__ = [
-    "OperatorTime",
-    "ProgramRunner",
-    "Runner",
-    "Session",
-    "Timing",
-    "instrument_sources",
-    "require_numbers",
-    "require_timed",
-]
+from jaxeff_export.bundle.running._runner import ProgramRunner as ProgramRunner
+from jaxeff_export.bundle.running._runner import Runner as Runner
+from jaxeff_export.bundle.running._session import Session as Session
+from jaxeff_export.bundle.running._session import require_numbers as require_numbers
+from jaxeff_export.bundle.running._timing import OperatorTime as OperatorTime
+from jaxeff_export.bundle.running._timing import Timing as Timing
+from jaxeff_export.bundle.running._timing import instrument_sources as instrument_sources
+from jaxeff_export.bundle.running._timing import require_timed as require_timed

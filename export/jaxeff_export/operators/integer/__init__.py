@@ -1,39 +1,20 @@
 """Integer kernels: dense layers and convolutions of codes of up to 8 bits."""
 
-from jaxeff_export.operators.integer._contraction import Sharing, contraction, vectors_of, words_of
-from jaxeff_export.operators.integer._dots import Dot, dot_of
-from jaxeff_export.operators.integer._dual import DualFunction, dual_functions, shortcuts_in_bands
-from jaxeff_export.operators.integer._layers import (
-    DotTile,
-    Geometry,
-    epilogue_of,
-    tile_of,
-    tiles_of,
-)
-from jaxeff_export.operators.integer._lowering import (
-    COMPOSITES,
-    IntegerKernelError,
-    integer_operators,
-)
-from jaxeff_export.operators.integer._planes import planes_of
-
-__all__ = [
-    "COMPOSITES",
-    "Dot",
-    "DotTile",
-    "DualFunction",
-    "Geometry",
-    "IntegerKernelError",
-    "Sharing",
-    "contraction",
-    "dot_of",
-    "dual_functions",
-    "epilogue_of",
-    "integer_operators",
-    "planes_of",
-    "shortcuts_in_bands",
-    "tile_of",
-    "tiles_of",
-    "vectors_of",
-    "words_of",
-]
+from jaxeff_export.operators.integer._contraction import Sharing as Sharing
+from jaxeff_export.operators.integer._contraction import contraction as contraction
+from jaxeff_export.operators.integer._contraction import vectors_of as vectors_of
+from jaxeff_export.operators.integer._contraction import words_of as words_of
+from jaxeff_export.operators.integer._dots import Dot as Dot
+from jaxeff_export.operators.integer._dots import dot_of as dot_of
+from jaxeff_export.operators.integer._dual import DualFunction as DualFunction
+from jaxeff_export.operators.integer._dual import dual_functions as dual_functions
+from jaxeff_export.operators.integer._dual import shortcuts_in_bands as shortcuts_in_bands
+from jaxeff_export.operators.integer._layers import DotTile as DotTile
+from jaxeff_export.operators.integer._layers import Geometry as Geometry
+from jaxeff_export.operators.integer._layers import epilogue_of as epilogue_of
+from jaxeff_export.operators.integer._layers import tile_of as tile_of
+from jaxeff_export.operators.integer._layers import tiles_of as tiles_of
+from jaxeff_export.operators.integer._lowering import COMPOSITES as COMPOSITES
+from jaxeff_export.operators.integer._lowering import IntegerKernelError as IntegerKernelError
+from jaxeff_export.operators.integer._lowering import integer_operators as integer_operators
+from jaxeff_export.operators.integer._planes import planes_of as planes_of
