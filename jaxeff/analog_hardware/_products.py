@@ -88,13 +88,8 @@ def on_crossbar(
 ) -> tuple[Any, ...]:
     """Computes a linear layer with its product on a crossbar; without noise if there is no key.
 
-    Args:
-        crossbar: The setting.
-        layer: A layer of kind linear.
-        key: For the read-out noise of the model, or for the chip.
-        values: The layer's inputs.
-        chip: Computes the counts in the model's place; the model has the gradient then.
-        observe: Function that is called with the product and its tiles.
+    `chip` computes the counts in the model's place, which still has the gradient; `observe` is
+    called with the product and its tiles.
     """
     op = layer.op
     assert op is not None

@@ -278,9 +278,8 @@ def _slopes(
 ) -> tuple[Float[Array, "slopes outputs"], Float[Array, " slopes"]]:
     """Computes the curvature by all outputs of one example, positions included.
 
-    Returns:
-        Slopes `s_k` and weights `w_k`: the curvature is `sum_k w_k s_k s_k^T`, so that no matrix of
-        the outputs meets a Jacobian, and slopes go backward one by one.
+    Returns slopes `s_k` and weights `w_k`: the curvature is `sum_k w_k s_k s_k^T`, so that no
+    matrix of the outputs meets a Jacobian, and slopes go backward one by one.
     """
     size, dtype = outputs.size, outputs.dtype
     if likelihood == "gaussian":
@@ -337,10 +336,7 @@ class SiteProblem(NamedTuple):
 def site_precision(structure: str, rank: int, problem: SiteProblem) -> tuple[Blocks, Array]:
     """Computes the curvature of sites, and the log-likelihood of the data.
 
-    Args:
-        structure: "full", "kron", "diag" or "lowrank".
-        rank: Number of eigenvalues of a low-rank curvature.
-        problem: The function, its weights and the data.
+    `structure` is "full", "kron", "diag" or "lowrank", whose number of eigenvalues is `rank`.
     """
     f, params, data, weights, likelihood, size, labels = problem
     if structure == "lowrank":
@@ -465,16 +461,9 @@ def _recorded(
 ) -> tuple[Callable[..., tuple[Array, Any]], list[Array]]:
     """Makes a function that outputs follow by what each block changes.
 
-    Args:
-        f: The function.
-        params: The parameters.
-        x: One example.
-        weights: The random weights, in blocks.
-
-    Returns:
-        ``run(starts, x) -> outputs, rows``, with the rows that each kernel multiplies, by its leaf;
-        and the starts of the blocks: zeros for what is added to a kernel's result, or the vector
-        itself.
+    `x` is one example; `weights` are the random ones, in blocks. Returns ``run(starts, x) ->
+    outputs, rows``, with the rows that each kernel multiplies, by its leaf; and the starts of the
+    blocks: zeros for what is added to a kernel's result, or the vector itself.
     """
     program = trace(f, params, _first(x))
     by_leaf = precision.products(program)

@@ -217,13 +217,9 @@ def _outputs(key: jax.Array, f: Callable[..., Any], teacher: Any, inputs: tuple[
 def energy_score(likelihood: posteriors.Likelihood) -> Loss:
     """Makes the energy score of a student's draws against a teacher's.
 
-    Args:
-        likelihood: Meaning of outputs.
-
-    Returns:
-        ``score(outputs, teacher)``, the mean over examples: outputs of the student
-        ``[draws, examples, ...]``, those of the teacher ``[examples, draws, ...]``. Its mean over
-        the student's draws is the score of their distribution.
+    Returns ``score(outputs, teacher)``, the mean over examples: outputs of the student ``[draws,
+    examples, ...]``, those of the teacher ``[examples, draws, ...]``. Its mean over the student's
+    draws is the score of their distribution.
     """
     distribution = posteriors.resolve_likelihood(likelihood)
 

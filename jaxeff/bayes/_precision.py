@@ -286,11 +286,8 @@ def matched_variance(curvature: WeightCurvature, prior: Any) -> Array:
 def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any) -> Precision:
     """Decomposes a summed curvature into eigenvalues and eigenvectors.
 
-    Args:
-        structure: "full", "outputs", "kron" or "diag".
-        parts: Sums over the data, by `batch_curvature`.
-        examples: Number of examples in the sums.
-        shape: Shape of the weights, `(features, outputs)`.
+    `structure` is "full", "outputs", "kron" or "diag"; `parts` are sums over the data by
+    `batch_curvature`; `shape` is that of the weights, `(features, outputs)`.
     """
     if structure == "diag":
         return diagonal(parts[0])
@@ -503,12 +500,8 @@ def site_weights(
 ) -> SiteWeights:
     """Finds the leaves that sites read.
 
-    Args:
-        program: What the function computes.
-        params: The parameters of the function.
-        sites: The chosen sites.
-        kron: Whether kernels are blocks of their own; else all leaves are one vector.
-        only: A glob of paths of parameters; others are not random.
+    With `kron` kernels are blocks of their own; else all leaves are one vector. Parameters whose
+    path `only` doesn't match aren't random.
     """
     leaves = jax.tree.leaves(params)
     index = {v.path: i for i, v in enumerate(program.inputs[: len(leaves)])}
@@ -545,9 +538,8 @@ def site_weights(
 def products(program: Program) -> dict[int, Node]:
     """Finds the products that multiply data by a parameter, which nothing else reads.
 
-    Returns:
-        By the index of the parameter among the program's inputs; none inside loops, and none whose
-        parameter is more than reshaped.
+    Returns them by the index of the parameter among the program's inputs; none inside loops, and
+    none whose parameter is more than reshaped.
     """
     index = {v: i for i, v in enumerate(program.inputs)}
     nodes = [node for layer in program.layers for node in layer.nodes]

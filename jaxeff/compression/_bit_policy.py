@@ -171,10 +171,6 @@ def under_policies(model: InWidths, *args: Any) -> Callable[[Any, Any], Callable
 
     What no policy changes, weights and the model's inputs, is quantized before, once in each width,
     and looked up.
-
-    Args:
-        model: The model, its layers and the widths that policies may have.
-        *args: The arguments that the model will be called with.
     """
     f, method, sites, widths = model
     tables = _tables(model, args)

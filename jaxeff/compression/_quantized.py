@@ -87,11 +87,7 @@ def by_layer(
 ) -> Callable[..., Any]:
     """Makes a model whose layers are computed by a rule, if the spec has settings for any.
 
-    Args:
-        f: A pure function, as for `quantized`.
-        spec: Quantizers by site, as for `quantized`.
-        keyed: Whether the result takes a random key first, as for `quantized`.
-        rule_of: Makes the rule of a program and its settings.
+    `rule_of` makes the rule of a program and its settings; all else is as for `quantized`.
     """
     check_spec(spec)
     f = read_once(f)
@@ -364,11 +360,7 @@ def looked_up(layer: Layer, codes: Array, steps: Array, at: Any) -> Array:
 
     Sharp edge: a row is a channel, with a step of its own where `per="channel"`.
 
-    Args:
-        layer: The look-up.
-        codes: The table, of integers.
-        steps: A step for every row, or for all of them, of size one along other axes.
-        at: Indices of the rows.
+    `steps` has one for every row, or one for all of them, of size one along other axes.
     """
     gather = layer.nodes[0].params
     # Gathered as integers, then scaled: the table never exists in floating point.

@@ -86,10 +86,8 @@ def batch_layers(model: nnx.Module) -> list[str]:
 def warn_of_training_mode(name: str, dropping: Iterable[str], batching: Iterable[str]) -> None:
     """Warns of what a function without state and key freezes.
 
-    Args:
-        name: The model's.
-        dropping: Layers whose mask is the same in every call.
-        batching: Layers that depend on the batch, and whose statistics are discarded.
+    `dropping` are layers whose mask is the same in every call; `batching` those that depend on the
+    batch, and whose statistics are discarded.
     """
     frozen = [
         (dropping, "drops the same units in every call", "keyed=True gives f(key, params, ...)"),

@@ -111,10 +111,8 @@ def register_dce_rule(
 ) -> None:
     """Tells JAX how to drop what no result needs from equations of a primitive of ours.
 
-    Args:
-        primitive: The primitive.
-        rule: Gets which results are read and the equation; returns which operands are read and
-            what is left of the equation.
+    `rule` gets which results are read and the equation; it returns which operands are read and what
+    is left of the equation.
     """
     # JAX may say in between which references are read afterwards; a primitive of ours has none.
     dce_rules[primitive] = lambda used, *rest: rule(used, rest[-1])
@@ -168,8 +166,7 @@ class Derivative(NamedTuple):
 def derivatives(eqn: JaxprEqn) -> list[Derivative]:
     """Reads the jaxprs of a custom derivative, with all operands differentiated.
 
-    Returns:
-        The rule of a `custom_jvp`; the forward and the backward pass of a `custom_vjp`.
+    Returns the rule of a `custom_jvp`; the forward and the backward pass of a `custom_vjp`.
     """
     q, results = eqn.params, [("result", i) for i in range(len(eqn.outvars))]
     # Constants come before the differentiable operands; rules don't take them.
@@ -213,12 +210,7 @@ def derivatives(eqn: JaxprEqn) -> list[Derivative]:
 def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dict[str, Any]:
     """Rewrites the parameters of a custom derivative for operands of other shapes.
 
-    Args:
-        eqn: A call of a function with a derivative of its own.
-        restate: Gives a jaxpr of the old shapes for the new ones.
-
-    Returns:
-        Parameters for `bind`.
+    `restate` gives a jaxpr of the old shapes for the new ones. Returns parameters for `bind`.
     """
     q, count = eqn.params, len(eqn.invars)
     numbered = [("operand", i) for i in range(count)]
@@ -337,13 +329,7 @@ def counter_words(first: Any, second: Any, numbers: Any) -> tuple[Any, Any]:
     The two words are the key that `jax.random.fold_in` makes of key and number; their exclusive or
     is the random bits that `jax.random` has at that place of an array.
 
-    Args:
-        first: First words of keys of Threefry, `uint32[...]`.
-        second: Second words.
-        numbers: A number, or place, for each key.
-
-    Returns:
-        Two words for each, `uint32[...]`.
+    Keys are words `uint32[...]` each; so are the two results.
     """
     # Unrolled it is one pass over memory; as the primitive's loop on processors it is twenty.
     zero = jax.numpy.zeros_like(numbers)
@@ -408,12 +394,9 @@ def export_composite(
 ) -> Sequence[Any]:
     """Calls `fn(*operands)`, as a `stablehlo.composite` where that is lowered for export.
 
-    Args:
-        fn: Returns a tree of arrays, the leaves of which are the results. It closes over no traced
-            value. For as long as it lives it is traced once for operands of the same types.
-        operands: Arrays.
-        operator: The composite's name.
-        attributes: The attributes: strings, integers, floats and tuples of them.
+    `fn` returns a tree of arrays, closes over no traced value, and is traced once for operands of
+    the same types for as long as it lives. Attributes are strings, integers, floats and tuples of
+    them.
     """
     if not isinstance(trace_ctx.trace, DynamicJaxprTrace):
         return jax.tree.leaves(fn(*operands))

@@ -87,12 +87,8 @@ _UINT8 = 0x08
 def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
     """Reads a uint8 idx file.
 
-    Args:
-        path: The file; a name that ends in ``.gz`` is decompressed on the way.
-        ndim: Dimensions it must have: 3 for images, 1 for labels.
-
-    Returns:
-        The values, uint8, with the shape that the header states.
+    A name that ends in ``.gz`` is decompressed on the way; `ndim` is 3 for images, 1 for labels.
+    Returns the values, uint8, with the shape that the header states.
     """
     content = _read_bytes(path)
     magic = (_UINT8 << 8) + ndim
@@ -149,12 +145,7 @@ Labelled = tuple[UInt8[np.ndarray, "n 32 32 3"], UInt8[np.ndarray, " n"]]
 def read_cifar_batch(path: Path, records: int = CIFAR_RECORDS) -> Labelled:
     """Reads one binary batch.
 
-    Args:
-        path: The ``.bin`` file.
-        records: Number of images it must hold.
-
-    Returns:
-        Images, uint8 ``[records, 32, 32, 3]``, and labels, uint8 ``[records]``.
+    Returns images, uint8 ``[records, 32, 32, 3]``, and labels, uint8 ``[records]``.
     """
     try:
         size = path.stat().st_size
@@ -175,11 +166,7 @@ def read_cifar_batch(path: Path, records: int = CIFAR_RECORDS) -> Labelled:
 def read_cifar_archive(path: Path) -> tuple[Labelled, Labelled]:
     """Reads the delta-coded archive.
 
-    Args:
-        path: The ``.npz`` file.
-
-    Returns:
-        Training and test set, each images uint8 ``[n, 32, 32, 3]`` and labels uint8 ``[n]``.
+    Returns training and test set, each images uint8 ``[n, 32, 32, 3]`` and labels uint8 ``[n]``.
     """
     names = [f"delta_batch_{i}" for i in range(1, 6)] + ["delta_test"]
     try:
@@ -277,11 +264,7 @@ def digits_ood() -> Dataset:
 def frame(images: np.ndarray) -> UInt8[np.ndarray, "n 28 28 1"]:
     """Brings ``[n, 8, 8]`` images of values 0 to 16 to MNIST's frame (uint8, 20 x 20 in 28 x 28).
 
-    Args:
-        images: ``[n, 8, 8]``, 0 to 16.
-
-    Returns:
-        uint8 ``[n, 28, 28, 1]``.
+    Returns uint8 ``[n, 28, 28, 1]``.
     """
     scaled = np.asarray(images, np.float32) * (255 / _LEVELS)
     # Host arithmetic in two small matrix products: the same bytes whatever device JAX runs on.

@@ -161,15 +161,7 @@ def to_unit(images: Any) -> jax.Array:
 def train_vae(
     key: jax.Array, recipe: Recipe, source: Dataset, path: Path, progress: bool | None
 ) -> Any:
-    """Trains the autoencoder on the source's training images, and returns its parameters.
-
-    Args:
-        key: Random key.
-        recipe: The settings of the networks.
-        source: The digits.
-        path: Checkpoint.
-        progress: Whether to show a bar; see `jaxeff.core`.
-    """
+    """Trains the autoencoder on the source's training images, and returns its parameters."""
     init_key, fit_key = jax.random.split(key)
     f, params = core.functional(VAE(rngs=nnx.Rngs(init_key)))
 
@@ -401,11 +393,8 @@ Judge = Callable[[Float[np.ndarray, "n latents"]], Judged]
 def make_judge(recipe: Recipe, source: str, vae: Any, members: list[Any]) -> Judge:
     """Makes a function that decodes codes ``[BATCH, latents]`` and judges the images.
 
-    Args:
-        recipe: Recipe that holds the bounds of ambiguity.
-        source: Name of the digits, by whose statistics the ensemble's inputs are normalised.
-        vae: The autoencoder's parameters.
-        members: The LeNets' parameters.
+    `source` names the digits, by whose statistics the ensemble's inputs are normalised; `vae` and
+    `members` are the networks' parameters.
     """
     # Structure and shapes are enough: parameters come with each call, none are made here.
     decode, _ = core.functional(nnx.eval_shape(lambda: VAE(rngs=nnx.Rngs(0))), method="decode")

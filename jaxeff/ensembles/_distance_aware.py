@@ -176,13 +176,7 @@ def _weights(layer: Layer) -> tuple[int, ...]:
 
 
 def layer_norm(layer: Layer, values: Sequence[Any], iterations: int) -> Float[Array, ""]:
-    """Computes the spectral norm of a layer's linear map, with a gradient to its weights.
-
-    Args:
-        layer: A dense or convolution layer.
-        values: The inputs.
-        iterations: Number of power iterations.
-    """
+    """Computes the spectral norm of a layer's linear map, with a gradient to its weights."""
     op = layer.op
     assert op is not None
     side = next(i for i, v in enumerate(op.inputs) if v in op.values and v.is_weight)

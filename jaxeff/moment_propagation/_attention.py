@@ -103,15 +103,10 @@ class AxisLetters:
 def attention(axes: AxisLetters, arrays: Mapping[str, Array]) -> Gaussian:
     """Computes the moments of softmax(scores) v.
 
-    Args:
-        axes: The axes of all arrays.
-        arrays: `scores`, what the softmax is taken of; `v`, the mean of values; `q` and `k`, those
-            of queries and keys, with `slope`, the derivative of the scores by their products; and
-            of what is random the variances `q_var`, `k_var`, `v_var`, and `bias_var` of what is
-            added to the scores, shaped like these.
-
-    Returns:
-        Mean and variance, with the axes of the result.
+    `arrays` are `scores`, what the softmax is taken of; `v`, the mean of values; `q` and `k`, those
+    of queries and keys, with `slope`, the derivative of the scores by their products; and of what
+    is random the variances `q_var`, `k_var`, `v_var`, and `bias_var` of what is added to the
+    scores, shaped like these.
     """
     names = tuple(arrays)
     letters = {f"{name}_axes": of for name, of in asdict(axes).items()}
@@ -411,14 +406,8 @@ def of_values(
 ) -> dict[Value, str] | None:
     """Follows letters back through equations.
 
-    Args:
-        nodes: Pointwise and moving equations, in order.
-        dependent: Values to follow.
-        known: Letters of the last results.
-        alphabet: Letters to take new ones from.
-
-    Returns:
-        The letters of all values; None where an axis can't be followed, or goes two ways.
+    Nodes are pointwise or move entries; new letters come from `alphabet`. Returns the letters of
+    all values; None where an axis can't be followed, or goes two ways.
     """
     letters = dict(known)
     for node in reversed(nodes):

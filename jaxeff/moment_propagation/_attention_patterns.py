@@ -105,13 +105,8 @@ def softmax_of(
 ) -> tuple[Value, statistics.Statistic] | None:
     """Finds the softmax that a value is, or any softmax among equations.
 
-    Args:
-        equations: The program's.
-        nodes: Equations, in order.
-        result: The value; None for any.
-
-    Returns:
-        What the softmax is taken of, and the statistic of it that the value is.
+    `equations` are the program's, `nodes` those looked at. Returns what the softmax is taken of,
+    and the statistic of it that the value is.
     """
     starts = {p.exp_p, p.reduce_max_p}
     candidates = [v for n in nodes if n.primitive in starts for v in n.values]
@@ -241,13 +236,8 @@ def fuse_attention(
 ) -> Program:
     """Puts one layer in the place of each attention's scores, softmax and products.
 
-    Args:
-        program: A program or a loop's body.
-        random: Inputs of it that are random.
-        rules: The user's rules by primitive: attention with one of these stays as it is.
-
-    Returns:
-        A program of the same inputs and outputs, with an `AttentionLayer` for each attention.
+    Attention with one of the user's rules stays as it is. Returns a program of the same inputs and
+    outputs, with an `AttentionLayer` for each attention.
 
     Warns:
         MomentsWarning: Probabilities of random scores weigh something along the softmax's axis, and

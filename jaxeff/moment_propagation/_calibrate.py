@@ -100,12 +100,7 @@ class Groups:
     def axes(self, of_all: Sequence[Value], of_group: Sequence[Value]) -> list[int | None] | None:
         """Finds the axis along which each value of all inputs consists of those of groups.
 
-        Args:
-            of_all: Values of the program that reads all inputs.
-            of_group: The same of the program that reads one group.
-
-        Returns:
-            One per value, None for one that no input reaches; or None if groups don't fit.
+        Returns one per value, None for one that no input reaches; or None if groups don't fit.
         """
         if len(of_all) != len(of_group):
             return None
@@ -171,13 +166,8 @@ def drawn(
 ) -> Drawn:
     """Samples the variances of values.
 
-    Args:
-        keys: Keys of all draws, `[groups, chunks, chunk]`, at least two chunks.
-        complete: The program that reads all inputs.
-        part: The one that reads a group.
-        groups: The groups.
-        progress: Whether to show a bar of draws.
-        posterior: What has draws of its own in the place of the first values.
+    Keys are of all draws, `[groups, chunks, chunk]`, at least two chunks; `complete` reads all
+    inputs, `part` a group; `posterior` has draws of its own in the place of the first values.
     """
     inputs = groups.axes(complete.program.inputs, part.program.inputs) or [None] * len(
         complete.values
@@ -420,12 +410,9 @@ def _measure(
 ) -> Callable[..., calibrated.FactorPass]:
     """Makes the pass that compares propagated variances with sampled ones.
 
-    Args:
-        propagation: Moments from layer to layer.
-        results: The pass that gives results, if factors are of these alone.
-        f: The function.
-        complete: The program that reads all inputs.
-        noise: Variance of the logarithm of a factor over all draws.
+    `results` is the pass that gives results, if factors are of these alone; `complete` is the
+    program that reads all inputs; `noise` is the variance of the logarithm of a factor over all
+    draws.
     """
     program, _, wanted = complete
     ends = [v for v in wanted if v in program.outputs]

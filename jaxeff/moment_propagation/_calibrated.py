@@ -145,10 +145,8 @@ def is_result(value: Any) -> bool:
 def with_result_factors(out: Any, factors: Mapping[str, Array], name: str) -> Any:
     """Multiplies the variances of results by their factors.
 
-    Args:
-        out: A pytree of results.
-        factors: Factors by name.
-        name: How the names begin of those that belong to the pass; the place of the result follows.
+    `name` is how the names of factors begin that belong to the pass; the place of the result
+    follows.
     """
 
     def scaled(i: int, result: Any) -> Any:
@@ -365,11 +363,9 @@ class Residuals(NamedTuple):
 def choose(form: str, groups: np.ndarray, measure: Callable[..., FactorPass]) -> Chosen:
     """Measures factors of the form asked for, or of the best one.
 
-    Args:
-        form: One of `FORMS`.
-        groups: For each input the number of those it shares its draws with.
-        measure: `measure(rows, scale)`: factors from the inputs whose row is 1, and the results
-            with factors to the power of `scale`.
+    `groups` says for each input the number of those it shares its draws with. `measure(rows,
+    scale)` gives factors from the inputs whose row is 1, and the results with factors to the power
+    of `scale`.
     """
     rows = np.ones(len(groups), np.float32)
     folds = groups.max() + 1 >= _FOLDS

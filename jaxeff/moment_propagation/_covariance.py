@@ -118,16 +118,9 @@ def correlated(
 ) -> Any:
     """Computes moments with variances of first order, correlations included.
 
-    Args:
-        propagation: The moments that slopes are taken through; no derivative passes through a
-            variance.
-        f: The function.
-        args: Positional arguments, any leaf of which may be a `Gaussian`.
-        kwargs: Further arguments; they are taken as shared by the examples.
-        full: Whether results carry the covariances of an example's entries.
-
-    Returns:
-        The result of `moments(f)`; with `full` each floating-point leaf is a `JointGaussian`.
+    Slopes are taken through `propagation`; no derivative passes through a variance. `kwargs` are
+    taken as shared by the examples. With `full` each floating-point leaf is a `JointGaussian`, with
+    the covariances of an example's entries.
 
     Raises:
         MomentsError: A result has more entries for an example than the pass allows, or, if `full`,

@@ -77,9 +77,7 @@ class _Pattern(Protocol):
     def visit(self, layer: Layer, noisy: Collection[Value]) -> CovarianceGap | None:
         """Reads a layer; gives the gap that it completes.
 
-        Args:
-            layer: The layer.
-            noisy: Random values so far, those of the layer among them.
+        `noisy` are the random values so far, those of the layer among them.
         """
         ...
 
@@ -93,10 +91,7 @@ PATTERNS = 8
 def find_gaps(program: Program, random: Collection[Value], gaps: Gaps) -> None:
     """Looks for the first gap of each pattern that has none yet.
 
-    Args:
-        program: A program or a loop's body, in which attention is one layer.
-        random: Inputs of it that are random.
-        gaps: Gets what is found.
+    In the program, or a loop's body, attention is one layer; `gaps` gets what is seen.
     """
     attends = any(isinstance(layer, AttentionLayer) for layer in program.layers)
     patterns: list[_Pattern | None] = [

@@ -138,13 +138,8 @@ def linear_patterns(
 ) -> list[Any] | None:
     """Computes the moments of a layer of several equations as one composite.
 
-    Args:
-        layer: A layer with a random input, after `with_bias_vectors`.
-        values: The inputs, arrays or random arrays; `RawMoments` are handed on as such.
-        rules: The user's rules by primitive.
-
-    Returns:
-        Its one output, or None where the layer isn't of a form that operators are made for.
+    The layer has a random input, and comes after `with_bias_vectors`; `RawMoments` are handed on as
+    such. Returns None where it isn't of a form that operators are made for.
     """
     if any(node.primitive in rules for node in layer.nodes):
         return None
@@ -285,14 +280,8 @@ def by_views(
 ) -> list[Any] | None:
     """Computes the moments of a layer that is a pointwise function, or one product, of views.
 
-    Args:
-        layer: The layer, whose equations are read.
-        random: The random inputs, independent of each other, entries and all.
-        values: The value of each input.
-        independent: Evaluates a pointwise layer whose inputs are independent.
-
-    Returns:
-        Its results, or None where it isn't of this form.
+    Random inputs are independent of each other, entries and all; `independent` evaluates a
+    pointwise layer of such inputs. Returns None where it isn't of this form.
     """
     sizes = [v.aval.size for n in layer.nodes for v in n.outputs]
     if not all(isinstance(size, int) and size <= _MOST_ENTRIES for size in sizes):

@@ -55,13 +55,9 @@ def read(
 ) -> RandomProgram:
     """Reads a function at arguments any leaf of which may be a `Gaussian`.
 
-    Args:
-        f: The function.
-        args: Positional arguments of it.
-        kwargs: Keyword arguments of it.
-        rewrite: Makes an equal function of a program and its random inputs, which is read in its
-            place; None where there is nothing to change. Functions whose sites are calibrated are
-            read as they are.
+    `rewrite` makes an equal function of a program and its random inputs, which is read in its
+    place; None where there is nothing to change. Functions whose sites are calibrated are read as
+    they are.
     """
     _check((args, kwargs))
     args, factors = _calibrated.uncalibrated(args)
@@ -441,9 +437,7 @@ def _rounded(
 def batched_leaves(program: Program, count: int) -> list[bool]:
     """Returns which of the first inputs hold an example per place of their first axis.
 
-    Args:
-        program: A program.
-        count: Number of its inputs that may; data among the others leaves the answer in doubt.
+    The first `count` inputs may; data among the others leaves the answer in doubt.
     """
     inputs = program.inputs[:count]
     data = [v for v in inputs if v.is_data]

@@ -383,13 +383,9 @@ class Sampling:
     ) -> DrawSums:
         """Adds draws to sums.
 
-        Args:
-            sums: Sums so far.
-            values: One per input of the program; a `Gaussian` for random ones, which are sampled.
-            keys: Keys of all draws, `[chunks, chunk]`.
-            start: Number of the first chunk to add, which may be traced.
-            stop: Number after that of the last one.
-            posterior: A posterior with draws of its own in the place of the first values.
+        Values are one per input of the program; a `Gaussian` is sampled. Keys are of all draws,
+        `[chunks, chunk]`, of which those from `start` (which may be traced) to before `stop` are
+        added. `posterior` has draws of its own in the place of the first values.
         """
 
         def inputs(key: PRNGKeyArray) -> list[Any]:
@@ -449,16 +445,11 @@ def sampled_moments(
 ) -> Sampled:
     """Samples the moments of random floating-point values of a program.
 
-    Args:
-        key: A PRNG key.
-        program: A program; loops are run as they are, and what is inside isn't looked at.
-        values: One per input; a `Gaussian` for random ones, which are sampled.
-        samples: How many samples to draw, at least 2; rounded up to a multiple of `chunk`.
-        chunk: How many are run at once: memory is this many times that of the function.
-        wanted: Values to sample; those that aren't random or no floats are left out.
-
-    Returns:
-        The mean and the unbiased variance by value, arrays of the value's shape.
+    Loops are run as they are, and what is inside isn't looked at. Values are one per input; a
+    `Gaussian` is sampled, at least twice, rounded up to a multiple of `chunk`, which are run at
+    once: memory is this many times that of the function. Of `wanted`, what isn't random or no
+    floats is left out. Returns the mean and the unbiased variance by value, arrays of the value's
+    shape.
     """
     random = [v for v in random_values(program, values) if v in wanted]
     sampling = Sampling(program, random, chunk)

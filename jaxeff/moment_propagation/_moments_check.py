@@ -166,9 +166,8 @@ def site_ratios(
 ) -> tuple[dict[Place, Ratio | None], list[Gaussian | None]]:
     """Divides the variances of each place's rule, given sampled inputs, by sampled ones.
 
-    Returns:
-        The ratios by site and kind, and the sampled moments of the function's results; None for
-        results that aren't random.
+    Returns the ratios by site and kind, and the sampled moments of the function's results; None for
+    results that aren't random.
     """
     propagation = Propagation(rules, "variance", lambda one: None)
     plain_args, _ = uncalibrated(args)

@@ -56,15 +56,9 @@ def sum_of_rows(
 ) -> _values.Gaussian | None:
     """Computes the moments of a sum over rows that were looked up, and then mapped one by one.
 
-    Args:
-        node: The equation.
-        nodes: The equations of its layer.
-        tables: Random values whose entries are independent.
-        is_number: Whether an operand is one number everywhere.
-        read: Returns the value of an operand.
-
-    Returns:
-        The moments; None for anything else.
+    `nodes` are the equations of its layer, `tables` random values whose entries are independent;
+    `is_number` says whether an operand is one number everywhere, `read` returns its value. Returns
+    None for anything else.
     """
     look_up = _look_up(node, nodes, is_number)
     if look_up is None or look_up.inputs[0] not in tables or look_up.inputs[1] in tables:
@@ -118,14 +112,8 @@ def difference(
 ) -> _values.Gaussian | None:
     """Computes the moments of a difference of two entries of one running sum.
 
-    Args:
-        node: The equation.
-        nodes: The equations of its layer.
-        dependent: Equations among them that combine dependent entries.
-        operands: The equation's operands.
-
-    Returns:
-        The moments; None for anything else.
+    `dependent` are equations of its layer that combine dependent entries. Returns None for anything
+    else.
     """
     if node.primitive is not p.sub_p or not all(_values.is_random(v) for v in operands):
         return None

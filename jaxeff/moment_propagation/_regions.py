@@ -64,14 +64,9 @@ from jaxeff.program.reading import Constant, reduces
 def masked_alike(nodes: Sequence[Node], root: Value, env: Environment) -> list[Node]:
     """Finds the masks that change nothing once the entries they take away are -inf.
 
-    Args:
-        nodes: The equations that are made of a tensor, in order.
-        root: The tensor.
-        env: The values of the layer.
-
-    Returns:
-        The selections, the first one that of the tensor itself; none where something that isn't
-        masked alike reaches a result or is combined along an axis.
+    `nodes` are made of the tensor `root`, in order. Returns the selections, the first one that of
+    the tensor itself; none where something that isn't masked alike reaches a result or is combined
+    along an axis.
     """
     made_by = {v: n for n in env.layer.nodes for v in n.outputs}
     bare, masks = {root}, list[Node]()
@@ -170,12 +165,8 @@ class Deferred:
 def split_slices(layer: Layer, values: Sequence[Any]) -> tuple[Layer, list[Any]]:
     """Replaces disjoint slices of a layer's random inputs by separate inputs.
 
-    Args:
-        layer: A layer.
-        values: The inputs; entries of random ones are independent.
-
-    Returns:
-        A layer without the equations that slice, and its inputs; both as given if there are none.
+    Entries of random values are independent. Returns a layer without the equations that slice, and
+    its inputs; both as given if there are none.
     """
     # LSTM gates are disjoint slices of one product: separate, they are independent.
     env = Environment(layer, {}, values=dict(zip(layer.inputs, values, strict=True)))
@@ -227,14 +218,8 @@ def region(
 ) -> list[Any]:
     """Computes the moments of a layer as one function of its random inputs.
 
-    Args:
-        layer: A layer with at least one random input; those it has are taken as independent.
-        values: The inputs, arrays or random arrays.
-        rules: The user's rules by primitive.
-        note: Called where dependence inside the layer has to be assumed away or is approximated.
-
-    Returns:
-        Its outputs.
+    Random inputs are taken as independent. `note` is called where dependence inside the layer has
+    to be assumed away or is approximated.
 
     Raises:
         MomentsError: Something in it has no rule.

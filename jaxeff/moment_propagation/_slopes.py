@@ -70,9 +70,7 @@ class ConvolvedKernel:
     def slopes(self, windows: Array, steps: Array) -> Array:
         """Computes slopes by the kernel, `[taps, in, groups, out of a group]`.
 
-        Args:
-            windows: What `windows` returns.
-            steps: Slopes by the convolution's result.
+        `windows` are those that `windows` returns; `steps` are slopes by the convolution's result.
         """
         gate = shared_kernels.canonical(steps, self.layouts[1])
         # Means over positions times their number; examples that share the kernel add up.
@@ -88,10 +86,8 @@ def _convolved_kernels(
 ) -> Mapping[Layer, ConvolvedKernel]:
     """Finds the convolutions whose random kernel no other layer reads.
 
-    Args:
-        program: A program.
-        random: Inputs of it that are random and whose slopes are asked for.
-        owned: Layers that are taken in another way.
+    `random` are inputs whose slopes are asked for; `owned` are layers that are taken in another
+    way.
     """
     readers: dict[Value, int] = {}
     for layer in program.layers:
@@ -300,16 +296,9 @@ def variance_through(
 ) -> Array:
     """Computes the variances of the last layer's result.
 
-    Args:
-        last: The last layer.
-        slopes: A function of a position. It returns the covariance of the position's hidden state,
-            `[units, units]`, and the slopes of its units by each tied source, `[units, ...]`.
-        hidden: The hidden state, at the means.
-        known: Values of the program's inputs and constants; `Gaussian`s for random ones.
-        own_variance: Computes the variance of a linear layer's result from its operands.
-
-    Returns:
-        The variances, of the result's shape.
+    `slopes`, of a position, returns the covariance of its hidden state, `[units, units]`, and the
+    slopes of its units by each tied source, `[units, ...]`. `hidden` is that state at the means;
+    `own_variance` computes the variance of a linear layer's result from its operands.
     """
     fixed = {v: x.mean if isinstance(x, Gaussian) else x for v, x in known.items()}
     width = last.units
@@ -354,12 +343,7 @@ def variance_through(
 
 
 def let_through(program: Program, random: Sequence[Value]) -> Program:
-    """Returns a program whose derivatives reach every result that depends on random inputs.
-
-    Args:
-        program: A program whose layers may stop gradients.
-        random: Inputs of the program that are random.
-    """
+    """Returns a program whose derivatives reach every result that depends on random inputs."""
     nodes = [node for layer in program.layers for node in layer.nodes]
     stops = [node for node in nodes if node.primitive is p.stop_gradient_p]
     if not stops:

@@ -122,11 +122,9 @@ _DIVISORS = {divisor for _, divisor in _QUOTIENTS}
 def read(node: Node, operands: Sequence[Any], numbers: Sequence[float | None]) -> Statistic | None:
     """Reads the symbol of an equation's result; None where it isn't a known statistic.
 
-    Args:
-        node: An equation with at least one `Statistic` operand and one result; a call is read
-            through.
-        operands: Symbols, arrays, or Gaussians that are independent of the tensor.
-        numbers: For each operand the number it is everywhere, None where that isn't known.
+    Operands are symbols, arrays, or Gaussians that are independent of the tensor, at least one a
+    `Statistic`; `numbers` is for each the number it is everywhere, None where that isn't known. A
+    call is read through.
     """
     symbols = [_symbol(o, n) for o, n in zip(operands, numbers, strict=True)]
     (result,) = StatisticReader().equation(node.eqn, symbols)

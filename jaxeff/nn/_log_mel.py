@@ -70,11 +70,8 @@ def half_spectrum(x: Int16[Array, " size"]) -> tuple[Int32[Array, " bins"], Int3
     Pairs of numbers are one complex number each, so that the transform has half the length; each
     of its passes halves what it adds, so that nothing grows.
 
-    Args:
-        x: `[size]`, times a Hann window, size a power of two.
-
-    Returns:
-        Real and imaginary parts of `[size // 2 + 1]` bins, times 2 / size.
+    `x` is `[size]`, times a Hann window, size a power of two. Returns real and imaginary parts of
+    `[size // 2 + 1]` bins, times 2 / size.
     """
     half = len(x) // 2
     # Of half circles: what the pairs are turned by at the end, and passes by every second.
@@ -96,13 +93,9 @@ def _transformed(re: Array, im: Array, turns: np.ndarray) -> tuple[Array, Array,
     Between passes numbers have 16 bits: a pass takes the mean of two numbers, which a Hann window
     weighs by at most 1 together, so that they are below 2^15 sqrt(1/2) from the first one on.
 
-    Args:
-        re: int16 `[length]`, real parts.
-        im: Imaginary parts.
-        turns: Cosines and sines of fractions of a half circle, int16 `[length / 2, 2]` or more.
-
-    Returns:
-        Both parts, and where each number of the transform stands in them.
+    Parts are int16 `[length]`; `turns` are cosines and sines of fractions of a half circle, int16
+    `[length / 2, 2]` or more. Returns both parts, and where each number of the transform stands in
+    them.
     """
     length = len(re)
     bits, half = length.bit_length() - 1, length // 2
@@ -155,12 +148,8 @@ def _turned(re: Array, im: Array, cos: Any, sin: Any, bits: int) -> tuple[Array,
 def filtered(energy: Int32[Array, " bins"], filters: np.ndarray) -> tuple[Array, Array]:
     """Sums energies by filters, as upper and lower part.
 
-    Args:
-        energy: `[bins]`, non-negative.
-        filters: `[bins, bands]`, at most 1.
-
-    Returns:
-        Two arrays `[bands]`: the sums are ``upper 2^15 + lower``, in units of 2^-8.
+    Energies are `[bins]`, non-negative, filters `[bins, bands]`, at most 1. Returns two arrays
+    `[bands]`: the sums are ``upper 2^15 + lower``, in units of 2^-8.
     """
     # A triangle covers few of the bins: those of each, side by side, are far fewer products than
     # a matrix has.

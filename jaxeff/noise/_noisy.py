@@ -89,10 +89,7 @@ def draw_ahead(
 ) -> Ahead:
     """Draws what models state for the layers of a program; bodies of loops draw in each step.
 
-    Args:
-        key: The transform's key.
-        program: The program.
-        perturbed: Model and numbers of perturbed values, by layer.
+    `perturbed` has model and numbers of perturbed values, by layer.
     """
     if not is_counted(key):
         return {}

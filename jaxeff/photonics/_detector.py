@@ -66,12 +66,7 @@ def table_width(mean: float, modes: float) -> int:
 
 
 def count_table(means: Float[np.ndarray, " means"], modes: float) -> CountTable:
-    """Returns the M-fold Bose-Einstein distributions of some means; the last counts have the rest.
-
-    Args:
-        means: Mean photon numbers.
-        modes: Degeneracy factor M.
-    """
+    """Returns M-fold Bose-Einstein distributions of some means; the last counts have the rest."""
     counts = np.arange(table_width(float(np.max(means)), modes))
     ratio = np.asarray(means, float)[:, None] / modes
     chosen = (
@@ -94,10 +89,7 @@ def tabled_counts(
 ) -> Int[Array, "*shape"]:
     """Draws photon counts by look-up.
 
-    Args:
-        key: Random key.
-        which: The mean of each draw, as a row of the table; others than it has aren't noticed.
-        table: Result of `count_table`.
+    `which` are rows of the table (`count_table`); others than it has aren't noticed.
     """
     width = table.share.shape[1]
     # One word chooses the column, by its leading bits, the other one a side of it: uniform, without
@@ -138,10 +130,7 @@ def rounded_pulses(
 ) -> Float[Array, "slots ..."]:
     """Rounds pulses to amplitudes that the modulator has, up or down so that the mean stays.
 
-    Args:
-        key: A PRNG key.
-        pulses: Intensities between zero and `light.cap`.
-        light: The setting; without `levels`, pulses stay as they are.
+    Pulses are between zero and `light.cap`; without `levels` they stay as they are.
     """
     if light.levels is None:
         return pulses
@@ -161,12 +150,7 @@ def read_pulses(
 ) -> Float[Array, "..."]:
     """Draws the detector's reading of pulses, summed over slots.
 
-    Args:
-        count_key: Random key of the light.
-        read_key: Random key of the electronics.
-        pulses: One intensity per slot.
-        light: The setting.
-        rounded: Whether pulses are at the setting's levels.
+    Pulses are one intensity per slot; `rounded` says whether they are at the setting's levels.
     """
     # Correlated light can't come from a table or a count: its intensity is drawn first, photons
     # given it.
@@ -193,10 +177,7 @@ def with_intensity_noise(
 ) -> Float[Array, "slots ..."]:
     """Draws the light's fluctuations of pulses; the last axis counts wavelength channels.
 
-    Args:
-        key: A PRNG key.
-        pulses: One intensity per slot.
-        light: The setting.
+    Pulses are one intensity per slot.
     """
     couples = light.couples and pulses.ndim > 1
     if not (light.remembers or couples):

@@ -147,10 +147,8 @@ class Pattern(NamedTuple):
 def parse(text: str, kinds: Collection[str] = (), targets: Sequence[Target] = ()) -> Pattern:
     """Takes a pattern apart.
 
-    Args:
-        text: The pattern.
-        kinds: The kinds there are; without any, a colon is a character like others.
-        targets: What there is to select from, as names may hold colons.
+    Without any `kinds` a colon is a character like others; `targets` is what there is to select
+    from, as names may hold colons.
     """
     if not isinstance(text, str):
         raise SpecError(f"A spec's keys are patterns (strings), not {text!r}.")

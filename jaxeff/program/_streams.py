@@ -115,9 +115,7 @@ class Windows:
     def extended(self, stream: StreamedValue, before: int) -> Array:
         """Puts frames of steps before in front of the new ones.
 
-        Args:
-            stream: The value.
-            before: How many; fewer than none leaves the first new ones out.
+        Fewer than none leaves the first new ones out.
         """
         x, axis = stream.value, stream.axis
         if before <= 0:

@@ -205,10 +205,7 @@ class Allowed(NamedTuple):
 def within(budget: Budget, channels: dependencies.Channels, allowed: Mapping[str, Allowed]) -> Plan:
     """Returns the plan that keeps as much as a budget allows.
 
-    Args:
-        budget: Cost that is allowed.
-        channels: The model's groups.
-        allowed: Mapping from group to what it may keep; the others keep everything.
+    Groups that aren't `allowed` to lose any keep everything.
 
     Raises:
         PlanError: The budget is below the least that can be reached; the message states it.

@@ -225,11 +225,8 @@ def gated(
 ) -> Callable[..., Any]:
     """Returns the model with channels multiplied by gates.
 
-    Args:
-        f: A pure function `f(params, *args)`.
-        gates: Mapping from group to numbers `[channels]`; they may be traced.
-        groups: Groups that the gates were made for.
-        missing: The error for a group that the function doesn't have.
+    Gates are `[channels]` by group and may be traced; `missing` is the error for a group that the
+    function doesn't have.
     """
     f = read_once(f)
 

@@ -185,12 +185,8 @@ def prune_iteratively(
 def lifted(plan: Plan, further: Plan) -> Plan:
     """Returns two plans one after the other as one.
 
-    Args:
-        plan: Plan of the whole model.
-        further: Plan of the smaller model that `plan` makes.
-
-    Returns:
-        A plan of the first model, that keeps what both do.
+    `further` is of the smaller model that `plan` makes. Returns a plan of the first model, that
+    keeps what both do.
     """
     plan.concrete()
     keep = {name: np.array(where, bool) for name, where in plan.keep.items()}

@@ -82,11 +82,8 @@ def chosen_factors(
 ) -> set[str]:
     """Returns the groups that lose channels, one factor of what a layer makes.
 
-    Args:
-        outputs: Channels that the layers make.
-        allowed: Groups that may.
-        missed: For a group and what it is a factor of, what to minimise: how far from what was
-            asked it ends, and what decides between equals.
+    `missed` is, for a group and what it is a factor of, what to minimise: how far from what was
+    asked it ends, and what decides between equals.
     """
     wanted = [
         (m, names) for m in outputs if (names := [name for name in m.groups if name in allowed])
@@ -255,12 +252,8 @@ def _least(
 ) -> dict[str, int]:
     """Returns how many channels of every group stay at least.
 
-    Args:
-        outputs: Channels that the layers make.
-        wanted: The settings, by group.
-        groups: All groups.
-        all_factors: Whether all factors of what a layer makes may lose channels, as with a budget;
-            otherwise one of them takes the layer's share.
+    `all_factors` says whether all factors of what a layer makes may lose channels, as with a
+    budget; otherwise one of them takes the layer's share.
     """
 
     def missed(name: str, m: Made) -> tuple[float, bool, int]:
@@ -292,12 +285,8 @@ def _kept(
 ) -> int:
     """Returns how many channels of a group stay, so that enough stay of what layers make of it.
 
-    Args:
-        group: The group.
-        setting: The setting of the group.
-        outputs: Channels that layers make of it.
-        factors: Number of factors that share the loss of what a layer makes; one without it. Each
-            then keeps at least the root of the share, so that their product keeps the share.
+    `factors` share the loss of what a layer makes, one without it: each then keeps at least the
+    root of the share, so that their product keeps the share.
     """
     needed = 1
     for m in outputs:

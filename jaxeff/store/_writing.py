@@ -211,10 +211,8 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
 def named_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
     """Lets errors of the file system name what was to be written.
 
-    Args:
-      path: The file or folder to be written; errors that name no file get its name.
-      temporary: What is written in its place; errors that name it, or something in it, get the
-        final name.
+    Errors that name no file get the name of `path`; those that name `temporary`, which is written
+    in its place, or something in it, get the final name.
     """
     try:
         yield

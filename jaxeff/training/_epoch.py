@@ -114,9 +114,8 @@ FORMS = "loss(params, batch), loss(key, params, batch) or loss(key, params, stat
 def full_loss(loss: Callable[..., Any]) -> Loss:
     """Brings a loss to the form of five arguments, by the number of those that it takes.
 
-    Args:
-      loss: ``loss(params, batch)`` or ``loss(key, params, batch)``, which return a scalar or
-        (scalar, metrics), or the full form, which stays as it is.
+    A loss is ``loss(params, batch)`` or ``loss(key, params, batch)``, which return a scalar or
+    (scalar, metrics), or has the full form, which stays as it is.
 
     Raises:
       TypeError: It takes another number of arguments.

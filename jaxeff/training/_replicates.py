@@ -75,12 +75,7 @@ class ReplicateKeys(NamedTuple):
 
 
 def replicate_keys(key: jax.Array, seed: jax.Array | int) -> ReplicateKeys:
-    """Derives the keys of a seed's replicates.
-
-    Args:
-        key: The sweep's key.
-        seed: The seed's number.
-    """
+    """Derives the keys of a seed's replicates."""
     return ReplicateKeys(*jax.random.split(jax.random.fold_in(key, seed), 3))
 
 
@@ -144,11 +139,8 @@ def finish_function(
 ) -> Callable[[jax.Array, TrainState], dict[str, Any]]:
     """Makes ``finish(keys, carry) -> {"diverged", "scores", "params", "state"}``, if they exist.
 
-    Args:
-        score: ``score(key, params, state, setting)`` of one replicate.
-        keep: Whether to return the models.
-        seeds: Number of seeds.
-        settings: Number of settings.
+    `score(key, params, state, setting)` is of one replicate; `keep` says whether to return the
+    models.
     """
 
     def replicate(key: Any, carry: TrainState) -> dict[str, Any]:

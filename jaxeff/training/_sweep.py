@@ -107,10 +107,8 @@ class ChunkFolder:
     def running(self, name: str, filled: tuple[int, int] | None = None) -> Path | None:
         """Names the checkpoint of a chunk while it trains.
 
-        Args:
-            name: The chunk's.
-            filled: The rows and columns if it was filled up for the devices; on another number of
-                devices it starts anew.
+        `filled` are the rows and columns if it was filled up for the devices; on another number of
+        devices it starts anew.
         """
         size = "" if filled is None else "-{}x{}".format(*filled)
         return None if self.path is None else self.path / f"running-{name}{size}.safetensors"

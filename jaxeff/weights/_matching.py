@@ -256,13 +256,8 @@ def match_names(
 ) -> dict[str, str]:
     """Pairs parameters with tensors.
 
-    Args:
-        parameters: Shapes of the parameters that need a tensor.
-        tensors: Shapes of the tensors that none has yet.
-        all_parameters: Names of all parameters, which rank their numbers.
-
-    Returns:
-        The tensor of each parameter that has a clear one.
+    `tensors` are those that no parameter has yet; `all_parameters` rank the numbers in names.
+    Returns the tensor of each parameter that has a clear one.
     """
     ours, theirs = _modules(parameters), _modules(tensors)
     our_ranks = ranked_numbers(parse_name(name).module for name in all_parameters)
@@ -355,13 +350,8 @@ def split_fused(
     Thirds stand one after the other, in the order query, key, value. What mixes them by head, or
     has fewer keys than queries, needs a rule.
 
-    Args:
-        arrays: The tensors.
-        parameters: Names of the parameters.
-
-    Returns:
-        The tensors with the parts in the place of what was split, and the tensor that each part
-        comes from.
+    Returns the tensors with the parts in the place of what was split, and the tensor that each part
+    comes from.
     """
     words = set().union(*(parse_name(name).words for name in parameters))
     if not words.issuperset(_PARTS):

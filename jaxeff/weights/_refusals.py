@@ -93,13 +93,9 @@ def decide_layouts(
 ) -> dict[str, Layout]:
     """Decides how each tensor lies; those that fit both ways follow the others of the file.
 
-    Args:
-        pairs: The tensor of each parameter.
-        tied: Parameters that take the tensor of another one.
-        shapes: The parameters' shapes.
-        arrays: The tensors.
-        known: How tensors lie by the graph of the file.
-        mirrored: The kernels that are mirrored, of those that may be; nobody said where `None`.
+    `pairs` has the tensor of each parameter, `tied` those that take the tensor of another one;
+    `known` is how tensors lie by the graph of the file; `mirrored` are the kernels that are
+    mirrored, of those that may be; nobody said where `None`.
     """
     layouts: dict[str, Layout] = {}
     open_: dict[str, str] = {}

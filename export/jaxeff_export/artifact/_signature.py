@@ -337,10 +337,7 @@ def batched_arguments(
 ) -> tuple[str, ...]:
     """Selects the arguments whose batch may vary.
 
-    Args:
-      names: names of all arguments.
-      parameters: number of them, from the first, that are parameters.
-      any_batch: True for all the others, or which.
+    The first `parameters` are parameters; `any_batch` is True for all the others, or says which.
     """
     data = tuple(names[parameters:])
     # A single name would otherwise be taken for a collection of letters.

@@ -141,13 +141,9 @@ _NUMBERS: Mapping[str, Mapping[str, int]] = {
 def lacking(modalias: str, target: Mapping[str, Any]) -> tuple[str, ...]:
     """Lists the features, as the kernel names them, that `target` uses and a processor lacks.
 
-    Args:
-      modalias: the content of `MODALIAS` on the board, e.g.
-        ``cpu:type:aarch64:feature:,0000,0001,0008``.
-      target: a TVM target dict.
-
-    Returns:
-      Names; empty where the file says nothing about this target.
+    `modalias` is the content of `MODALIAS` on the board, such as
+    ``cpu:type:aarch64:feature:,0000,0001``; the list is empty where it says nothing about this
+    target.
     """
     # Neither the end of the line nor padding is part of the last number.
     kind, _, features = modalias.rstrip("\0\n").partition(":feature:")

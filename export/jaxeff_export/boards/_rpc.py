@@ -86,12 +86,8 @@ def connect(
 ) -> WatchedSession:
     """Opens a TVM RPC session.
 
-    Args:
-      address: host and port of TVM's RPC server.
-      connect_timeout: seconds until an unanswered connection is given up.
-      session_timeout: seconds after which the session is ended; 0 for never.
-      key: the server's device key, or the match key that a tracker handed out.
-      name: name of the board, for messages.
+    `session_timeout` is 0 for never; `key` is the server's device key, or the match key that a
+    tracker handed out; `name` is for messages.
     """
     from tvm import rpc
 
@@ -232,14 +228,8 @@ def _keep_alive(connection: socket.socket) -> None:
 def request_board(tracker: Address, key: str, *, timeout: float, name: str) -> tuple[Address, str]:
     """Asks a tracker for a free board.
 
-    Args:
-      tracker: host and port of TVM's RPC tracker.
-      key: the boards' device key.
-      timeout: seconds to wait for an answer, and for a board to become free.
-      name: name of the board, for messages.
-
-    Returns:
-      The board's address and the match key it expects.
+    Returns the board's address and the match key it expects. `timeout` bounds the wait for an
+    answer and that for a free board.
     """
     from tvm.rpc import base
 

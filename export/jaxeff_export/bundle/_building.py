@@ -82,12 +82,7 @@ class BundleParts:
 def write_bundle(parts: BundleParts, path: Path) -> files.Manifest:
     """Writes a bundle's parts into a folder, whole or not at all.
 
-    Args:
-      parts: what goes in.
-      path: the folder.
-
-    Returns:
-      The manifest of the bundle in the folder.
+    Returns the manifest of the bundle in the folder.
     """
     bound = len(parts.parameters)
     artifact = parts.artifact

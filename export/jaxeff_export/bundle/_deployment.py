@@ -78,10 +78,7 @@ def with_bytes(
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Returns a function whose four-bit parameters are bytes, and its arguments.
 
-    Args:
-      f: a pure function.
-      args: its arguments.
-      parameters: number of leading arguments that are parameters.
+    The first `parameters` of the arguments are parameters.
     """
     leaves, structure = jax.tree.flatten(tuple(args[:parameters]))
     # What is no array is refused later, by its name.
@@ -355,12 +352,8 @@ class _Order:
     ) -> Bundle:
         """Records what JAX computes, and builds the bundle.
 
-        Args:
-          artifact: what it is built from.
-          leaves: the values of its inputs.
-          reference: what JAX computes from such leaves, flattened.
-          treedef: the exact structure of results, where it is known.
-          **more: the verdict, state and tokenizer of an `Example`.
+        `reference` is what JAX computes from such leaves, flattened; `treedef` the exact structure
+        of results, where it is known; `more` the rest of an `Example`.
         """
         specs = artifact.inputs
         # Before the reference is computed, which takes long.

@@ -162,13 +162,8 @@ def c_order(
 ) -> LibraryParts:
     """Describes the C library of an example, for `write_library`.
 
-    Args:
-      example: the function with a recorded call.
-      target: what it is for.
-      lifted: the function without what depends on its parameters alone.
-      operands: what its module takes first.
-      name: name of the library; made a name in C.
-      more: same as for `jaxeff_export.clib.LibraryParts`.
+    `operands` is what the module of `lifted` takes first; `more` is as for
+    `jaxeff_export.clib.LibraryParts`.
     """
     artifact, (pair, *others) = example.artifact, example.recorded
     if others or pair.batch is not None:
@@ -210,20 +205,9 @@ def export_c(
 ) -> CLibrary:
     """Writes a bundle's function as a C library.
 
-    Args:
-      example: what the bundle was built from.
-      manifest: the bundle's.
-      lifted: the function, as `lift` reads it for the bundle's target.
-      operands: the bound arrays that the function takes first.
-      path: same as for `Bundle.export_c`, like all that follow.
-      name: same as for `Bundle.export_c`.
-      embed: same as for `Bundle.export_c`.
-      flash: same as for `Bundle.export_c`.
-      ram: same as for `Bundle.export_c`.
-      database: same as for `Bundle.export_c`.
-      threads: same as for `Bundle.export_c`.
-      style: same as for `Bundle.export_c`.
-      source: same as for `Bundle.export_c`; what was lifted is then for any processor.
+    `lifted` is the function as `lift` reads it for the bundle's target, or with `source` for any
+    processor, and `operands` the bound arrays that it takes first. All that follows is as for
+    `Bundle.export_c`.
     """
     # Start-up time: the compiler loads TVM.
     from jaxeff_export.compiler import tuned_schedules

@@ -414,9 +414,8 @@ def explained(
 ) -> ExplainedKernels:
     """Puts models beside the calls that they are of.
 
-    Args:
-        calls: Layer and kernel of each call, in order.
-        models: Models of kernels; of a microcontroller of each call, in order.
+    `calls` are layer and kernel of each; models are of kernels, or of a microcontroller's calls, in
+    order.
     """
     loops = {model.name: model for model in models if isinstance(model, LoopModel)}
     if loops or not models:
@@ -443,12 +442,9 @@ def model_library(
 ) -> tuple[LoopModel, ...]:
     """Models the kernels of a library by llvm-mca.
 
-    Args:
-      library: the file of the library.
-      machine: the processor architecture.
-      core: a core as LLVM names it, such as `cortex-a72`.
-      work: per kernel the bytes `read` and `written` and the `products`, as the manifest has it.
-      like: the core whose instructions llvm-mca models; `SIMILAR_CORES` or `core` by default.
+    `core` is as LLVM names it, such as `cortex-a72`. `work` has per kernel the bytes `read` and
+    `written` and the `products`, as the manifest has it. `like` is the core whose instructions
+    llvm-mca models; `SIMILAR_CORES` or `core` by default.
     """
     analyser = find_modeller("llvm-mca", "llvm")
     triple = TRIPLES.get(machine, machine)

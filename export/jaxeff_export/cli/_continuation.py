@@ -123,11 +123,8 @@ class Continuation:
     ) -> Iterator[DrawnToken]:
         """Draws tokens until the end token, or the end of the cache.
 
-        Args:
-            prompt: Tokens to begin with.
-            key: Token i is drawn by `jax.random.fold_in(key, i)`.
-            end: Number of the token that ends a text; None if there is none.
-            **how: Settings of `jaxeff.contrib.sample`.
+        Token i is drawn by `jax.random.fold_in(key, i)`; `end` is the number of the token that ends
+        a text, or None; `how` are settings of `jaxeff.contrib.sample`.
         """
         draw = jax.jit(lambda key, logits: sample(key, logits, **how))
         result = self.read(prompt)

@@ -394,8 +394,7 @@ def calls_of(said: np.ndarray) -> np.ndarray:
 def drifting(spotter: Spotter, words: Words, seed: int) -> dict[str, float]:
     """Measures coverage while a stream of test recordings drowns in noise, bit by bit.
 
-    Returns:
-        Coverage of the first and last third, with the threshold of the beginning and followed.
+    Returns coverage of the first and last third, with the threshold of the beginning and followed.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(words.test[1]))

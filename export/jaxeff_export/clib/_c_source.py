@@ -136,8 +136,7 @@ _HELPED = {"popcount": "popcount", "clz": "leading_zeros"}
 def write_kernels(mod: tvm.IRModule) -> list[str]:
     """Writes the functions of a module, with what they call before them.
 
-    Args:
-        mod: functions whose arguments are pointers to numbers, lowered as for LLVM.
+    Their arguments are pointers to numbers, lowered as for LLVM.
 
     Raises:
         CLibraryError: if a kernel has an operation or dtype that C99 has not.

@@ -166,17 +166,10 @@ def compile_kernels(
 ) -> Mapping[str, CKernel]:
     """Compiles the kernels of a scheduled module into an object file.
 
-    Args:
-        mod: kernels in the form that `jaxeff_export.compiler.ready_to_lower` leaves
-            them in; other functions are ignored.
-        where: the target.
-        prefix: prefix of the names of the functions.
-        path: the object file to write.
-        threads: the most threads that may share a loop.
-        stack: bytes below which an array stays on the stack.
-
-    Returns:
-        The functions by the names of their kernels.
+    Kernels are in the form that `jaxeff_export.compiler.ready_to_lower` leaves them in; other
+    functions are ignored. `prefix` begins the names of the functions, `threads` is the most that
+    may share a loop, and an array below `stack` bytes stays on the stack. Returns the functions by
+    the names of their kernels.
 
     Raises:
         CLibraryError: if a kernel has arrays whose sizes are not known.
@@ -196,14 +189,8 @@ def kernels_in_c(
 ) -> tuple[list[str], Mapping[str, CKernel]]:
     """Writes the kernels of a scheduled module as C99 source.
 
-    Args:
-        mod: same as for `compile_kernels`.
-        where: what they were scheduled for.
-        prefix: prefix of the names of the functions.
-        stack: same as for `compile_kernels`.
-
-    Returns:
-        Lines of C, and the functions by the names of their kernels.
+    Takes what `compile_kernels` takes. Returns lines of C, and the functions by the names of their
+    kernels.
 
     Raises:
         CLibraryError: if a kernel has arrays whose sizes are not known, or what C99 has not.

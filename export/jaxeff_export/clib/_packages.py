@@ -289,11 +289,7 @@ STYLES = tuple(_WRITERS)
 def require_style(style: str, core: str, *, embed: bool, threads: int) -> None:
     """Refuses a style that there isn't, or that has no place for such a library.
 
-    Args:
-        style: its name.
-        core: LLVM's name of the processor.
-        embed: whether the archive has the parameters.
-        threads: how many threads share loops.
+    `core` is LLVM's name of the processor; `embed` says whether the archive has the parameters.
     """
     if style not in STYLES:
         raise CLibraryError(f"no style {style!r}; there are {', '.join(STYLES)}")

@@ -73,9 +73,6 @@ def with_narrow_constants(mod: tvm.IRModule) -> tvm.IRModule:
 
     Indices and tables of a function are mostly of 32 bits and small: in flash they are two to
     eight times as large as they have to be, and a core loads a byte in the same cycle.
-
-    Args:
-        mod: scheduled kernels, and a ``main`` that calls them.
     """
     main = mod["main"]
     calls = [
@@ -164,9 +161,8 @@ def _reading(kernel: tirx.PrimFunc, position: int, dtype: str) -> tirx.PrimFunc 
 def program_of(mod: tvm.IRModule, bound: int) -> KernelProgram:
     """Reads the program of a module.
 
-    Args:
-        mod: module that `with_views` returned; its ``main`` calls kernels.
-        bound: number of its leading arguments that are bound.
+    The module is one that `with_views` returned, whose ``main`` calls kernels; the first `bound` of
+    its arguments are bound.
 
     Raises:
         CLibraryError: if a size is not known, or ``main`` does anything but call kernels.
@@ -322,10 +318,7 @@ def plan(
 ) -> Memory:
     """Plans the workspace of a program.
 
-    Args:
-        program: the calls.
-        kernels: what they call.
-        alignment: alignment of the workspace, at least.
+    Its alignment is `alignment` at least.
     """
     scratch = [kernels[call.kernel].scratch for call in program.calls]
     alignment = max([alignment, *(s.alignment for several in scratch for s in several)])
@@ -398,9 +391,7 @@ def _owners(program: KernelProgram, kernels: Mapping[str, CKernel]) -> dict[int,
 def _lives(program: KernelProgram, owners: Mapping[int, int]) -> dict[int, Piece]:
     """Finds when the places of the workspace are needed: arrays neither given, bound nor results.
 
-    Args:
-        program: the calls.
-        owners: the array in whose place each array lies.
+    `owners` is the array in whose place each array lies.
     """
     lives: dict[int, Piece] = {}
     for step, call in enumerate(program.calls):

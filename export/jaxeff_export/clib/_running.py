@@ -260,10 +260,7 @@ def count_instructions(library: CLibrary, core: str) -> InstructionCount:
 def execute(library: CLibrary, core: str, folder: Path) -> Execution:
     """Runs a call of a library in the emulator, and notes what is executed how often.
 
-    Args:
-        library: a library of a target whose programs qemu runs.
-        core: the name of the target.
-        folder: an empty folder, in which the program is built.
+    The program is built in `folder`, which is empty.
 
     Raises:
         CLibraryError: if the emulator takes no plugins, or the program fails.

@@ -172,10 +172,7 @@ class Strip:
 def strip_of(block: s_tir.SBlock, lanes: int, accumulators: int) -> Strip | None:
     """Chooses the strip to compute a contraction in; None if vectors of features are better.
 
-    Args:
-        block: the contraction.
-        lanes: number of lanes of a vector register.
-        accumulators: number of registers that may hold sums.
+    `accumulators` is the number of registers that may hold sums, of `lanes` lanes each.
     """
     spatial = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar]
     if len(spatial) != 4 or not all(isinstance(v.dom.extent, tirx.IntImm) for v in block.iter_vars):
@@ -238,15 +235,8 @@ def tile_strip(
 ) -> LoopRV:
     """Schedules a convolution strip by strip.
 
-    Args:
-        sch: the schedule.
-        block: the contraction.
-        loops: the spatial loops (image, row, pixel, feature), and those it reduces over.
-        strip: the pixels to compute at once.
-        epilogue: what follows it, element by element.
-
-    Returns:
-        The loop over strips.
+    `loops` are the spatial loops (image, row, pixel, feature), and those it reduces over;
+    `epilogue` is what follows, element by element. Returns the loop over strips.
     """
     # [feature, pixel] in the tile: vectors of pixels are stored whole, and turned on the way out.
     turned = lambda n, h, w, c: [n, h, c, w]  # noqa: E731

@@ -74,8 +74,7 @@ def with_siblings(
     The mean and the variance of an activation share most of their terms, but neither needs the
     other: emitted one by one, the shared terms would go through memory or be computed twice.
 
-    Returns:
-        The larger region, in topological order, and its roots: the values that need a tensor.
+    Returns the larger region, in topological order, and its roots: the values that need a tensor.
     """
     roots, order = [region[-1]], dict.fromkeys(region)
     for value in _needing_tensors(region, emitted):
@@ -167,9 +166,8 @@ def is_immediate(value: graph.HloValue) -> bool:
 def broadcast_source(value: graph.HloValue) -> tuple[graph.HloValue, tuple[int | None, ...]]:
     """Follows a chain of broadcasts to its source.
 
-    Returns:
-        The source, and for each of its dimensions the result dimension that indexes it, or None
-        where it has size one and is repeated.
+    Returns the source, and for each of its dimensions the result dimension that indexes it, or None
+    where it has size one and is repeated.
     """
     dims: list[int | None] = list(range(len(value.type.shape)))
     while value.node is not None and value.node.name == "stablehlo.broadcast_in_dim":
@@ -286,15 +284,9 @@ def evaluate_region(
 ) -> list[Expr]:
     """Applies a region of scalar operations to scalars, as scopes hold these.
 
-    Args:
-        region: has one block of elementwise operations.
-        scope: takes the intermediate values.
-        arguments: one scalar for each argument of the block.
-        wide: compute 16-bit floats in 32 bits throughout, as reductions do; arguments and results
-            are then float32 too.
-
-    Returns:
-        One scalar for each result.
+    The region has one block of elementwise operations; `scope` takes the intermediate values. With
+    `wide`, 16-bit floats are computed in 32 bits throughout, as reductions do; arguments and
+    results are then float32 too.
 
     Raises:
         Unsupported: the region holds an operation that is not elementwise, or uses a value from

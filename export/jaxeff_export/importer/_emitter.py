@@ -64,13 +64,7 @@ class Emitter:
     ) -> tvm.IRModule:
         """Emits the body of a loop or branch in a module of its own.
 
-        Args:
-            graph: the body.
-            captured: values that it takes after its arguments.
-            outputs: the values to return.
-
-        Returns:
-            A module whose ``main`` takes arguments and captured values, and returns a tuple.
+        Its ``main`` takes arguments and captured values, and returns a tuple.
         """
         # A module of its own: a body's values are no tensors of the outer function.
         body = Emitter(self.composites)

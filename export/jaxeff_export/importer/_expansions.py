@@ -77,10 +77,6 @@ def public_function(functions: Mapping[str, ir.Operation]) -> ir.Operation:
 def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Operation]) -> None:
     """Checks that inlining all calls of ``function`` ends, and soon.
 
-    Args:
-        function: function that the program starts in.
-        functions: all functions of the module, by name.
-
     Raises:
         UnsupportedOpError: it does not; names the call.
     """

@@ -72,14 +72,8 @@ def folded_value(
 ) -> np.ndarray | None:
     """Returns the value of ``op`` on constants, or None if it isn't folded.
 
-    Args:
-        op: the operation.
-        operands: the constants it is applied to, of rank 0 for a splat; None for what is unknown.
-        shapes: the operands' shapes.
-        kinds: the types of its results.
-
-    Returns:
-        An array of the result's shape, or of rank 0 where all elements are the same.
+    Operands are of rank 0 for a splat, None where unknown; `kinds` are the types of the results.
+    Returns an array of the result's shape, or of rank 0 where all elements are the same.
     """
     if len(kinds) != 1 or not operands:
         return None

@@ -225,14 +225,8 @@ def kernel(
 ) -> te.Tensor | list[te.Tensor]:
     """Emits an imperative kernel in TE.
 
-    Args:
-        body: called as ``body(code, *views of the operands, *views of the results)``.
-        operands: tensors that it reads; a scalar stands for a tensor of such elements.
-        results: shapes and dtypes of the tensors that it writes.
-        name: name of the kernel.
-
-    Returns:
-        The results.
+    `body` is called as ``body(code, *views of the operands, *views of the results)``; a scalar
+    operand stands for a tensor of such elements; `results` are shapes and dtypes.
     """
     tensors = [x for x in operands if isinstance(x, te.Tensor)]
 

@@ -350,13 +350,8 @@ _LEAST = ("GT", "GE")
 def bounds(s: Scope, x: Expr, depth: int = _DEPTH) -> Bounds:
     """Finds the ends of what `x` may be, unless it is no number.
 
-    Args:
-        s: scope of the names in it.
-        x: a floating-point expression.
-        depth: operations that are looked through.
-
-    Returns:
-        The least and the largest value, infinities where nothing is known.
+    Returns the least and the largest value, infinities where nothing is known after `depth`
+    operations.
     """
     x = s.value(x)
     if isinstance(x, tirx.FloatImm):

@@ -121,9 +121,7 @@ def without_strings(text: bytes) -> bytes:
 def refuse_hazards(text: bytes, bare: bytes) -> None:
     """Checks that MLIR's parser can be trusted with ``text``.
 
-    Args:
-        text: the source.
-        bare: the source without strings.
+    `bare` is the source without strings.
 
     Raises:
         StableHLOParseError: it cannot; the message says why and at which line and column.
@@ -220,12 +218,8 @@ Source: TypeAlias = str | bytes | ir.Module | Exported
 def load_module(source: Source) -> ir.Module:
     """Parses ``source``.
 
-    Args:
-        source: StableHLO text, the bytes of a portable artifact, an MLIR module (left
-            unchanged), or an ``Exported``.
-
-    Returns:
-        A module in a context of its own.
+    It is StableHLO text, the bytes of a portable artifact, an MLIR module (left unchanged), or an
+    ``Exported``. Returns a module in a context of its own.
 
     Raises:
         StableHLOParseError: the source cannot be read; the message says at which position.
@@ -269,10 +263,7 @@ def legalize(module: ir.Module) -> None:
 def of_size(module: ir.Module, arguments: Sequence[ir.Type], size: int) -> ir.Module:
     """Returns a copy in which every dynamic dimension of the arguments has one size.
 
-    Args:
-        module: not yet legalized.
-        arguments: the types of the public function's arguments.
-        size: size of each of their dynamic dimensions.
+    The module isn't legalized yet; `arguments` are the types of the public function's arguments.
     """
     text = module.operation.get_asm(enable_debug_info=True)
     types = ",".join(str(kind).replace("?", str(size)) for kind in arguments)

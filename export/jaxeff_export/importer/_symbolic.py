@@ -47,8 +47,7 @@ class LinearSize:
 def generalize(at_size: Callable[[int], tvm.IRModule]) -> tvm.IRModule:
     """Returns the module that is ``at_size(n)`` for every size n.
 
-    Args:
-        at_size: imports the module with all dynamic dimensions of one size.
+    `at_size` imports the module with all dynamic dimensions of one size.
     """
     for sizes in _SIZES:
         samples = [json.loads(tvm.ir.save_json(at_size(size))) for size in sizes]

@@ -131,11 +131,8 @@ class Cells:
     ) -> Cells:
         """Reads the cells of a space.
 
-        Args:
-            space: Search space of the policies.
-            nodes: Numbers of channels that have cells; None for all.
-            target: Target of the kernels, as for `deploy`.
-            steps: Whether channels that are made are rounded up.
+        `nodes` are the numbers of channels that have cells, None for all; `steps` says whether
+        channels that are made are rounded up.
         """
         number = {name: i for i, name in enumerate(space.groups)}
         dimension_groups = zip(space.channels.dimensions, space.channels.groups, strict=True)
@@ -208,9 +205,8 @@ class Cells:
     def design(self, policy: Policy, missing: Iterable[Cell]) -> tuple[Policy, list[Cell]]:
         """Designs a policy that holds many missing cells, the first included; also lists its cells.
 
-        Args:
-            policy: Settings wherever no cell is missing; the whole model in a table with nodes.
-            missing: Cells that aren't known.
+        `policy` has the settings wherever no cell is missing: of the whole model in a table with
+        nodes.
         """
         missing = list(missing)
         first, in_float = missing[0], missing[0].weights == FLOAT
@@ -395,9 +391,6 @@ class TableLatency:
 
     def prepare(self, candidates: Iterable[Candidate]) -> None:
         """Measures the new cells of several candidates of one space.
-
-        Args:
-            candidates: Candidates to look up later.
 
         Raises:
             LatencyError: It can't be measured.

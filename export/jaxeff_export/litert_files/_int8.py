@@ -157,13 +157,8 @@ def plain(value: Any, place: Place) -> Any:
 def compute(eqn: Any, inputs: Sequence[Any], place: Place) -> Any | None:
     """Computes an equation of codes or of what follows from products.
 
-    Args:
-        eqn: The equation.
-        inputs: The operands: known arrays, tracers, `CodeValues` and `ProductValues`.
-        place: Puts values on a grid of their own range.
-
-    Returns:
-        The result; None if the equation is an ordinary one, of `plain` operands.
+    Operands are known arrays, tracers, `CodeValues` and `ProductValues`; `place` puts values on a
+    grid of their own range. Returns None if the equation is an ordinary one, of `plain` operands.
 
     Raises:
         NoInt8FormError: It reads codes in a way that int8 operators can't.

@@ -64,10 +64,7 @@ class LitertError(ValueError):
 def substituted(eqn: core.JaxprEqn, inputs: Sequence[Any], run: Run) -> list[Any] | None:
     """Computes an equation in another way; None for one that can be written as it is.
 
-    Args:
-        eqn: The equation.
-        inputs: Values of its operands.
-        run: Computes the body of a loop.
+    `run` computes the body of a loop.
     """
     if eqn.primitive is p.scan_p:
         return _unrolled(Scan.of(eqn, inputs), run)
@@ -150,10 +147,7 @@ def find_weights(
 ) -> list[Weight]:
     """Finds the matrices on grids that meet what isn't known.
 
-    Args:
-        closed: The function.
-        parameters: Values of its first arguments, the parameters.
-        free: The shapes and dtypes of the others.
+    `parameters` are values of its first arguments, `free` the shapes and dtypes of the others.
     """
     weights: list[Weight] = []
     known: dict[int, Any] = {}
@@ -176,11 +170,8 @@ def evaluate_known(
 ) -> list[Any]:
     """Computes a jaxpr: what is known at once, the rest while it is traced.
 
-    Args:
-        closed: The function.
-        inputs: The values of its arguments: arrays, or tracers of what isn't known.
-        take: Function of a constant on a grid and its parts, of what stands in its place where it
-            meets a tracer.
+    Inputs are arrays, or tracers of what isn't known. `take` gets a constant on a grid and its
+    parts, and returns what stands in its place where it meets a tracer.
     """
     grids: dict[int, onnx_files.GridWeight] = {}
 
@@ -199,10 +190,8 @@ def evaluate_in_int8(
 ) -> list[Any]:
     """Computes a network of integer codes by products of int8; what is known at once.
 
-    Args:
-        closed: The function.
-        inputs: The values of its arguments: arrays, or tracers of what isn't known.
-        place: Puts values on an int8 grid of their own range.
+    Inputs are arrays, or tracers of what isn't known; `place` puts values on an int8 grid of their
+    own range.
 
     Raises:
         LitertError: It reads codes in a way that LiteRT's operators can't.

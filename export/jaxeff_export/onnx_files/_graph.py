@@ -288,10 +288,8 @@ class OnnxGraph:
     ) -> Any:
         """Makes the graph that a node holds, such as the body of a loop.
 
-        Args:
-            inputs: Dtypes and shapes of its inputs.
-            results: The same of its results.
-            write: Emits its nodes for the names of its inputs, and returns its results.
+        `inputs` and `results` are dtypes and shapes; `write` emits its nodes for the names of its
+        inputs, and returns its results.
         """
         import onnx  # optional
 

@@ -56,8 +56,7 @@ def stored_weights(
 ) -> dict[str, tuple[str, StoredWeight]]:
     """Finds what `DequantizeLinear` makes of integers of the file.
 
-    Returns:
-        The name of the integers and themselves, by the name of the result.
+    Returns the name of the integers and themselves, by the name of the result.
     """
     weights = {}
     for node in graph.node:
@@ -196,11 +195,7 @@ def without_pairs(
 ) -> tuple[onnx.ModelProto, list[tuple[str, LayerQuantization]]]:
     """Takes the pairs that products read out of a model.
 
-    Args:
-        model: A loaded model.
-
-    Returns:
-        It, and for each product, in order, the initializer that is its weight, and its grids.
+    Returns it, and for each product, in order, the initializer that is its weight, and its grids.
 
     Raises:
         OnnxError: No product reads a pair and a weight on a grid that integer kernels take.

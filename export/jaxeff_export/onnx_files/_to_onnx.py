@@ -264,9 +264,6 @@ _INDEXED: dict[Any, Callable[[int], range]] = {
 def require_runnable(model: Any) -> None:
     """Reads a file back: by the format's checker, and by ONNX Runtime where that is installed.
 
-    Args:
-        model: An `onnx.ModelProto`.
-
     Raises:
         OnnxError: One of them refuses it; their words are quoted.
     """

@@ -100,13 +100,10 @@ def moments_of_product(
 ) -> tuple[tirx.Expr, tirx.Expr]:
     """Computes what one pair of entries adds to the mean and to the variance of a layer.
 
-    Args:
-        form: the layer's.
-        x: the scalars that ``input_tensors`` lists for the form.
-        w: the mean of the weight, and its variance (E[w^2] in the raw form) if it has one.
-
-    The variance form adds products of non-negative numbers only. In the raw form E[xw]^2 is
-    subtracted, and the product of the means is computed once for both.
+    `x` are the scalars that `input_tensors` lists for the form; `w` is the mean of the weight, and
+    its variance (E[w^2] in the raw form) if it has one. The variance form adds products of
+    non-negative numbers only. In the raw form E[xw]^2 is subtracted, and the product of the means
+    is computed once for both.
     """
     product = x[0] * w[0]
     # Var[x w] = w^2 Var[x]; with E[x^2] given, (E[x] w)^2 is subtracted.
@@ -130,17 +127,10 @@ def input_tensors(
 ) -> list[te.Tensor]:
     """Lists the tensors a contraction reads of its input, in ``moments_of_product``'s order.
 
-    Args:
-        form: the layer's.
-        x: the input.
-        shape: the shape that is read, if it is another (a padded one).
-        element: function that reads an element of that shape, given a function of an index of
-          ``x``.
-
-    Returns:
-        The mean, and the factor of the weights' variance: x^2 of a deterministic input, E[x^2]
-        otherwise. In the variance form with random weights also Var[x]. With fixed weights the
-        mean and the given spread.
+    `shape` is the shape that is read, if it is another (a padded one); `element` reads an element
+    of that shape, given a function of an index of `x`. Returns the mean, and the factor of the
+    weights' variance: x^2 of a deterministic input, E[x^2] otherwise. In the variance form with
+    random weights also Var[x]. With fixed weights the mean and the given spread.
     """
     mean, spread = x.mean, x.spread
 

@@ -239,13 +239,8 @@ def chosen(
 ) -> ScheduleChoice:
     """Decides for a kernel: the fastest finalist if it beats the default schedule.
 
-    Args:
-      workload: the kernel's hash.
-      default: a digest of the default schedule.
-      finalists: recorded schedules.
-      times: seconds of the default schedule, and then of each finalist.
-      trials: number of candidates measured.
-      space: source that proposed them.
+    `default` is a digest of the default schedule; `times` are its seconds, and then those of each
+    finalist; `trials` candidates from `space` were measured.
     """
     untuned, *others = times
     best = min(others, default=untuned)

@@ -119,11 +119,8 @@ def tiles(
     A tile should fill the registers, and load little for each multiplication: so many rows and so
     many vectors that their sum is small for their product.
 
-    Args:
-      extents: extents of the output's dimensions.
-      machine: the processor.
-      results: number of outputs computed at once; each needs registers of its own.
-      together: columns of the weights that lie together, if not all of them.
+    `results` outputs are computed at once, each with registers of its own; `together` columns of
+    the weights lie together, if not all of them.
     """
     *outer, last = extents
     register_tiles = []
@@ -201,13 +198,10 @@ def select_kernels(
 ) -> list[compiler.UnscheduledKernel]:
     """Selects the kernels of a fused module to tune, each workload once.
 
-    Args:
-      mod: a module whose kernels are not scheduled.
-      include: glob patterns of names; None for the kernels that contract (layers). Elementwise
-        kernels and pooling are only tuned if they are asked for by name: MetaSchedule loses much
-        time with the former and spoils the latter.
-      exclude: glob patterns of names to leave out. Where a name is matched by both, the more
-        specific pattern decides (`jaxeff.program`).
+    `include` are glob patterns, None for the kernels that contract (layers): elementwise kernels
+    and pooling are only tuned if they are asked for by name, as MetaSchedule loses much time with
+    the former and spoils the latter. Where `exclude` matches a name too, the more specific pattern
+    decides (`jaxeff.program`).
 
     Raises:
       TuningError: if a pattern matches or decides no kernel, two that say the opposite are equally

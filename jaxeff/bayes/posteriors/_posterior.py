@@ -207,13 +207,7 @@ def without_factors(posterior: Any, *, diagonal: bool = False) -> Any:
 def prepare_draws(key: PRNGKeyArray, posterior: Any, n: int) -> tuple[Any, Callable[[Any], Any]]:
     """Prepares draws of any posterior.
 
-    Args:
-        key: Random key.
-        posterior: Any posterior.
-        n: Number of draws.
-
-    Returns:
-        As `Posterior.draws`.
+    Returns what `Posterior.draws` does.
 
     Raises:
         TypeError: It is no posterior.

@@ -104,17 +104,8 @@ def update(
 ) -> Adaptation:
     """Adapts after one iteration.
 
-    Args:
-        settings: Settings of the warm-up.
-        chains: Number of chains.
-        pool_mean: Mean over the leading axis of all chains, wherever they are.
-        phase: A `Phase`, traced and the same for all chains.
-        state: The adaptation so far.
-        positions: Positions of the chains after the iteration.
-        acceptance: Acceptance probabilities of the iteration.
-
-    Returns:
-        The adaptation for the next iteration.
+    `pool_mean` is over the leading axis of all chains, wherever they are; the `Phase` is traced and
+    the same for all chains; positions and acceptance are those after the iteration.
     """
     averaging = dual_averaging_adaptation(settings.target_acceptance)
     welford_init, welford_update, welford_final = welford_algorithm(not settings.dense)
@@ -292,17 +283,9 @@ def run_block(
 ) -> tuple[Chains, BlockRecord]:
     """Runs up to a block of iterations.
 
-    Args:
-        key: The run's.
-        chains: The state.
-        first: The first iteration's number.
-        count: Number of iterations to run, at most the block's length.
-        phases: Phase of warm-up of each iteration (`warmup.Phase`).
-        problem: Arrays of the problem.
-        program: The rest of it.
-
-    Returns:
-        The state after them, and their records; those past `count` mean nothing.
+    `first` is the first iteration's number and `count` how many to run, at most the block's length;
+    `program` is the rest of the problem. Returns the state after them, and their records; those
+    past `count` mean nothing.
     """
     block = partial(_block, program, chains.number.shape[0])
     if program.mesh is None:

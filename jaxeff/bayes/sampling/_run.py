@@ -64,12 +64,8 @@ class ChainStore:
     ) -> tuple[warmup.Chains, int, list[Trace]] | None:
         """Reads the run so far.
 
-        Args:
-            like: A state of the same structure.
-            force: Whether to read another run as well.
-
-        Returns:
-            The state, the number of iterations done and what they left; None if there is no run.
+        `like` is a state of the same structure; with `force` another run is read as well. Returns
+        the state, the number of iterations done and what they left; None if there is no run.
 
         Raises:
             CheckpointError: A file is damaged or missing, or the run is another one.
@@ -102,10 +98,7 @@ class ChainStore:
     def append(self, state: warmup.Chains, iterations: int, trace: Trace) -> None:
         """Keeps a block of iterations.
 
-        Args:
-            state: After the block.
-            iterations: Done so far, this block included.
-            trace: Records of the block.
+        `iterations` are those done so far, this block included; `trace` its records.
         """
         if not is_writer(self._together):
             return
@@ -151,20 +144,9 @@ def run_chains(
 ) -> Trace:
     """Runs chains to their end.
 
-    Args:
-        key: Random key of the run.
-        program: Program to compile.
-        problem: The arrays that are sampled.
-        start: The state before the first iteration.
-        warmup_iterations: Number of first iterations, whose draws aren't kept.
-        samples: Draws to keep of each chain.
-        thin: Iterations for each of them.
-        store: Storage that keeps the run; None keeps nothing.
-        resume: Whether to go on from what the store holds.
-        progress: Whether to show a bar; see `jaxeff.core`.
-
-    Returns:
-        What they leave, the part before a resume included.
+    `samples` draws of each chain are kept, one every `thin` iterations, after `warmup_iterations`.
+    `store` keeps the run (None keeps nothing); `resume` goes on from what it holds. Returns what
+    they leave, the part before a resume included.
 
     Raises:
         ChainsDivergedError: A position isn't finite.
@@ -278,17 +260,9 @@ def starting_points(
 ) -> posteriors.Random:
     """Chooses a start for each chain.
 
-    Args:
-        key: Random key.
-        params: The model's parameters.
-        scales: Prior standard deviations by path.
-        chains: Number of starts.
-        init: None for draws from the prior; a posterior for draws from it; parameters for one
-            place that all chains start around; parameters with a leading axis of chains.
-        jitter: Standard deviation of the starts around one place, in units of the prior's.
-
-    Returns:
-        The random parameters by path, with a leading axis of chains.
+    `init` is None for draws from the prior; a posterior for draws from it; parameters for one place
+    that all chains start around, by `jitter` of the prior's standard deviations; parameters with a
+    leading axis of chains. Returns the random parameters by path, with a leading axis of chains.
 
     Raises:
         ValueError: `init` is of another model, or of another number of chains.

@@ -312,13 +312,8 @@ class CollapseWarning(UserWarning):
 def guess_nll(likelihood: posteriors.Likelihood, targets: Any) -> float | None:
     """Computes the NLL of the best prediction that ignores the inputs.
 
-    Args:
-        likelihood: Likelihood, as `svi` takes it.
-        targets: All targets.
-
-    Returns:
-        Nats per example: by class frequencies, or a Gaussian of the targets' mean and variance;
-        None for another likelihood.
+    Returns nats per example: by class frequencies, or a Gaussian of the targets' mean and variance;
+    None for another likelihood.
     """
     if isinstance(likelihood, posteriors.PerOutput):
         each = [guess_nll(one, targets[name]) for name, one in likelihood.parts]
@@ -339,10 +334,8 @@ def guess_nll(likelihood: posteriors.Likelihood, targets: Any) -> float | None:
 def warn_if_collapsed(record: Mapping[str, Any], guess: float | None, size: int) -> None:
     """Warns if a run collapsed to the prior.
 
-    Args:
-        record: Record of an epoch of training: ``epoch``, ``nll`` and ``kl``.
-        guess: The NLL of a prediction that ignores the inputs, or None if it isn't known.
-        size: Number of random parameters.
+    The record is an epoch's: ``epoch``, ``nll`` and ``kl``; `guess` is the NLL of a prediction that
+    ignores the inputs, None if it isn't known; `size` the number of random parameters.
     """
     nll, each = record["nll"], record["kl"] / size
     # Collapsed means both: predictions that ignore the inputs, and a posterior that is the

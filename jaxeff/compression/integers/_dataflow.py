@@ -157,12 +157,7 @@ class Shortcut(NamedTuple):
 def shortcuts_of(
     program: Program, settings: Mapping[str, LayerQuantization]
 ) -> dict[Layer, Shortcut]:
-    """Finds the sums of a product and an array, in a program and its loops and branches.
-
-    Args:
-        program: The model.
-        settings: Settings of the model's layers, by site.
-    """
+    """Finds the sums of a product and an array, in a program and its loops and branches."""
     bodies = list(programs_of(program))
     moving = changing(program)
     nodes = {v: node for body in bodies for v, node in makers_of(body).items()}
@@ -260,11 +255,6 @@ def in_several_forms(
     shortcuts: Mapping[Layer, Shortcut],
 ) -> set[Any]:
     """Finds the values of a program that are read in more than one form.
-
-    Args:
-        program: The model.
-        settings: Settings of the model's layers, by site.
-        shortcuts: The shortcuts of its sums.
 
     Raises:
         IntegerError: A grid is none that integer kernels take.
@@ -392,11 +382,8 @@ def run_body(
 ) -> Sequence[Any]:
     """Evaluates a control-flow layer whose bodies are computed with codes.
 
-    Args:
-        layer: The loop or branch.
-        values: Arrays that it reads.
-        store: Store of the arrays that are made of parameters.
-        evaluate: `evaluate(program, store, values)`, for one of its programs.
+    `evaluate(program, store, values)` is for one of its programs; `store` holds the arrays that are
+    made of parameters.
     """
     env = dict(zip(layer.inputs, values, strict=True))
     (node,) = layer.nodes

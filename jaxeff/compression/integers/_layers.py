@@ -37,12 +37,7 @@ _PROBES = np.array(
 
 @noted
 def is_affine(layer: Layer, channels: int = -1) -> bool:
-    """Tells whether a layer is affine in each channel, as batch norm in inference is.
-
-    Args:
-        layer: The layer.
-        channels: The axis that its channels lie along.
-    """
+    """Tells whether a layer is affine in each channel, as batch norm in inference is."""
     if layer.kind not in {"normalization", "elementwise"} or len(layer.data) != 1:
         return False
     if len(layer.inputs) < 2 or len(layer.outputs) != 1:
@@ -162,9 +157,7 @@ def is_move(layer: Layer) -> bool:
 def pool_of(layer: Layer, order: Sequence[int]) -> tuple[int, int] | None:
     """Returns the window of a max pooling without overlap; None of any other layer.
 
-    Args:
-        layer: The layer.
-        order: The axes of samples, rows, columns and channels that it has.
+    `order` are the axes of samples, rows, columns and channels that it has.
     """
     if layer.kind != "pooling" or len(layer.nodes) != 1 or len(layer.inputs) != 1:
         return None

@@ -295,10 +295,7 @@ def _windows(x: Array, w: Array, attributes: Mapping[str, Any]) -> Array:
 def guard_bits(depth: int, activation_bits: int, weight_levels: int) -> int:
     """Computes by how many bits an accumulator's units may be finer than a product's.
 
-    Args:
-        depth: Products in a sum.
-        activation_bits: Width of the activations' codes.
-        weight_levels: The largest code of a weight.
+    `depth` is the number of products in a sum; `weight_levels` the largest code of a weight.
     """
     most = depth * (2**activation_bits - 1) * weight_levels
     return max(0, FILLED - most.bit_length())
@@ -307,10 +304,7 @@ def guard_bits(depth: int, activation_bits: int, weight_levels: int) -> int:
 def biased(acc: Int32[Array, "*shape"], bias: Array, unit: Array) -> Float[Array, "*shape"]:
     """Adds a bias to sums in the units of an accumulator, and returns numbers.
 
-    Args:
-        acc: Sums in these units, at most 2^26.
-        bias: The bias, that fits to `acc`.
-        unit: The unit's value, that fits to `acc`.
+    Sums are at most 2^26; bias and the unit's value fit to them.
     """
     # Whole units: a compiler that fused a product and a sum would round less.
     nearest = lax.round(bias / unit, lax.RoundingMethod.TO_NEAREST_EVEN)

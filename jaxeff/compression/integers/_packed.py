@@ -326,15 +326,9 @@ def packed_product(
 ) -> Array:
     """Computes a layer whose weights are packed.
 
-    Args:
-        layer: The layer.
-        kernel: How its arrays are laid out.
-        call: The operator, under the name of the layer.
-        weight: How its weight is stored.
-        stored: Returns an array of `PackedWeight.stored`, by name.
-        x: The activations.
-        bias: What is added to each output, or None.
-        grid_of_x: Grid and description of the activations, if they are quantized.
+    `call` is the operator, under the name of the layer; `stored` returns an array of
+    `PackedWeight.stored` by name; `grid_of_x` has grid and description of the activations, if they
+    are quantized.
     """
     dtype, at = layer.outputs[0].aval.dtype, weight.attributes
     units = stored("units") if weight.by_output else None
@@ -370,12 +364,8 @@ def check_grids(
 ) -> None:
     """Checks that sums of codes need neither floats nor the sums of a group's weights.
 
-    Args:
-        quantizer: The activations'.
-        tensor: Description of them.
-        shape: Their shape.
-        weight: How the weight is stored.
-        dynamic: Whether open ranges are computed in every call.
+    `quantizer` and `tensor` are the activations'; `dynamic` says whether open ranges are computed
+    in every call.
 
     Raises:
         IntegerError: They do.

@@ -48,17 +48,9 @@ def ranged_by_itself(
     Two passes over the activations come first, for the range and for the codes, and the steps are
     arrays. So the result goes through memory as int32 and nothing is folded into it but the bias.
 
-    Args:
-        kernel: How its products are computed.
-        call: The kernel's operator, under the name of the layer.
-        weights: Function that returns codes of the weights and their steps.
-        site: The layer's.
-        bias_of: Function that returns what is added to each output.
-        put: Keeps what depends on parameters alone.
-        weight_bits: Width of the weights' codes.
-        quantizer: The activations' grid, of no range.
-        tensor: Description of the activations for their grid.
-        x: The activations.
+    `call` is the kernel's operator, under the name of the layer; `weights` returns codes and their
+    steps; `bias_of` what is added to each output; `put` keeps what depends on parameters alone;
+    `quantizer` is the activations' grid, of no range.
     """
     bits = operators.width(quantizer, site)
     x = x.astype(jnp.float32)

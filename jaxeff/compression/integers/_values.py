@@ -61,9 +61,7 @@ class Addition:
     def of(layer: Layer, order: Sequence[int] = ()) -> Addition | None:
         """Recognises a layer that adds; None if it does anything else.
 
-        Args:
-            layer: The layer.
-            order: The axes of samples, pixels and channels of what it reads, as `Kernel.order`.
+        `order` are the axes of samples, pixels and channels of what it reads, as `Kernel.order`.
         """
         if layer.kind not in {"pooling", "reduction"}:
             return None
@@ -101,9 +99,7 @@ class Addition:
     def exact(self, x: Float[Array, "*shape"], unit: Float[Array, ""]) -> Float[Array, "*result"]:
         """Computes means or sums in float32, of values on a grid of powers of two.
 
-        Args:
-            x: Values below 2^31 units.
-            unit: A power of two.
+        Values are below 2^31 units, each a power of two.
         """
         # whole = high 2^split + low: with length <= split the sums of both parts fit int32.
         length = (self.count - 1).bit_length()

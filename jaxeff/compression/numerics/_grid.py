@@ -151,12 +151,7 @@ def _check_range(where: str, low: Any, high: Any) -> None:
 def _grid(low: Array, high: Array, width: int | None, traced: Any, symmetric: Symmetry) -> Grid:
     """Computes `grid`: compiled, for a network has many arrays of few shapes.
 
-    Args:
-        low: Smallest value of the range.
-        high: Largest value of the range.
-        width: The bit width, if it is a Python number.
-        traced: The bit width otherwise.
-        symmetric: Whether the grid is centred on zero, as `grid` takes it.
+    `width` is the bit width if it is a Python number, `traced` otherwise.
     """
     bits = traced if width is None else width
 

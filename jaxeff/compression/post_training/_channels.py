@@ -82,12 +82,8 @@ class LayerPair:
 def pairs(program: Program, leaves: Sequence[Any]) -> list[LayerPair]:
     """Finds every pair of linear layers between which channels can be rescaled.
 
-    Args:
-        program: Result of `trace`.
-        leaves: The flattened arguments; parameters are looked at, data isn't.
-
-    Returns:
-        Pairs in order of execution. The first layer's result is read along one way only.
+    Parameters are looked at, data isn't. Returns pairs in order of execution, whose first layer's
+    result is read along one way only.
     """
     linear, _ = multiplications(program)
     env = parameter_values(program, leaves)
@@ -262,12 +258,8 @@ def labels_of_inputs(
 def labels_of(run: Callable[[Any], Array], count: int) -> Labels | None:
     """Finds the channel that each entry of a result scales with: -1 where it is zero anyway.
 
-    Args:
-        run: Function from a factor of each channel to the result.
-        count: Number of channels.
-
-    Returns:
-        None where a ratio isn't that of a single channel.
+    `run` computes the result from a factor of each channel. Returns None where a ratio isn't that
+    of a single channel.
     """
     base = run(np.ones(count, np.float32))
     tolerance = 1e-3 if jnp.finfo(base.dtype).bits >= 32 else 0.03
@@ -443,10 +435,7 @@ def gains(
 ) -> list[Gain]:
     """Finds the layers whose vectors of parameters multiply what linear layers read.
 
-    Args:
-        program: Result of `trace`.
-        leaves: The flattened arguments; parameters are looked at, data isn't.
-        linear: The linear layers, by site.
+    Parameters are looked at, data isn't.
     """
     readers, results = readers_of(program)
     env = parameter_values(program, leaves)

@@ -164,12 +164,7 @@ def read_model(
 ) -> ModelReading:
     """Reads a model and the settings of its layers.
 
-    Args:
-        where: Name in error messages.
-        f: A pure function `f(params, *args)`.
-        params: The parameters of `f`.
-        batch: `args` as a tuple, or the only one of them.
-        spec: Quantizers by site.
+    `where` is a name for error messages.
 
     Raises:
         ValueError: The batch is empty or not finite.
@@ -292,13 +287,8 @@ def side_by_side(
 ) -> None:
     """Evaluates a program twice: as it is, and quantized.
 
-    Args:
-        program: Result of `trace`.
-        settings: Mapping from site to setting.
-        leaves: The flattened arguments.
-        at: `at(layer, exact inputs, exact outputs, quantized inputs)` may give the quantized
-            outputs; None leaves them to the layer's setting.
-        run: Programs that layers share; new ones by default.
+    `at(layer, exact inputs, exact outputs, quantized inputs)` may give the quantized outputs; None
+    leaves them to the layer's setting. `run` has programs that layers share; new ones by default.
     """
     run = SharedPrograms() if run is None else run
     exact = parameter_values(program, leaves)

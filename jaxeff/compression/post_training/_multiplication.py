@@ -69,11 +69,8 @@ def origin(
 ) -> Origin | None:
     """Finds the parameter that a value consists of, if there is one.
 
-    Args:
-        program: The program.
-        value: An input of one of its layers.
-        makers: Result of `producers`.
-        grows: Whether entries may be repeated, as those of a bias are.
+    `makers` is what `producers` returns; with `grows` entries may be repeated, as those of a bias
+    are.
     """
     nodes: list[Node] = []
     target = value

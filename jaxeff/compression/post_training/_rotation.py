@@ -78,11 +78,7 @@ def streams(
 ) -> list[Stream]:
     """Finds the streams that can be turned.
 
-    Args:
-        program: Result of `trace`.
-        leaves: The flattened arguments; parameters are looked at, data isn't.
-        linear: The linear layers, by site.
-        seed: Number that the signs of the rotation are drawn by.
+    Parameters are looked at, data isn't; the signs of the rotation are drawn by `seed`.
     """
     reader = _Reader(program, leaves, linear, seed)
     for layer in program.layers:

@@ -64,9 +64,7 @@ def through(
 ) -> tuple[list[Lineage], list[DependentCombination]]:
     """Follows lineages through an equation, and finds the dependent entries it combines.
 
-    Args:
-        eqn: An equation without control flow.
-        lineages: One per operand; empty for a deterministic one.
+    Lineages are one per operand; empty for a deterministic one. The equation has no control flow.
     """
     # Beside the lineages: what meets inside a call belongs to no result of it.
     meetings: list[DependentCombination] = []
@@ -185,8 +183,7 @@ def external(
 ) -> list[DependentCombination]:
     """Finds the dependent entries that nodes combine because values share sources further back.
 
-    Returns:
-        Meetings whose source is one of the values.
+    Returns meetings whose source is one of the values.
     """
     clouded = {v: {v: _clouded(v, lineages[v])} for v in values}
     # No value has dependent entries of its own: only pairs of values can meet.

@@ -191,11 +191,8 @@ def _integrated(
 ) -> Gaussian:
     """Integrates the distribution functions of maxima.
 
-    Args:
-        x: Entries.
-        most: The largest of a result's entries.
-        total: Their sum.
-        back: For each entry the result that it belongs to.
+    `most` is the largest of a result's entries, `total` their sum, and `back` gives for each entry
+    the result that it belongs to.
     """
     scale = inverse_std(x.var)
     # var * scale is the standard deviation, with a finite gradient at a variance of zero. Below the

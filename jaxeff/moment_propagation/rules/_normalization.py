@@ -131,14 +131,8 @@ def _normalized(
 ) -> values.Gaussian:  # fmt: skip
     """Computes `normalize`: a network has many norms of few shapes, each of which is traced once.
 
-    Args:
-        x: Random input.
-        offset: What is added to the mean square, if it is an array.
-        axes: The axes the statistics are taken over.
-        eps: What is added otherwise.
-        shift: Added to the root.
-        floor: Least value of the sum.
-        centre: Whether the mean is taken off.
+    `offset` is added to the mean square if it is an array, `eps` otherwise; `shift` to the root.
+    `floor` is the least value of the sum; `centre` takes the mean off.
     """
     statistics = _centred_statistics if centre else _raw_statistics
     return _quotient(statistics(x, axes, offset if eps is None else eps), shift, floor)

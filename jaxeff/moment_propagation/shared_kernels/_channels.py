@@ -75,13 +75,7 @@ class ChannelGroups:
 
     @classmethod
     def of(cls, layer: Layer, value: Value, layout: Axes) -> ChannelGroups | None:
-        """Reads a layer; None for another one.
-
-        Args:
-            layer: A layer.
-            value: The one of its inputs that is normalized.
-            layout: The value's layout.
-        """
+        """Reads a layer; None for another one."""
         shape = value.aval.shape
         kept = len(layer.outputs) == 1 and layer.outputs[0].aval.shape == shape
         if layer.kind != "normalization" or not kept or layout.count(CHANNEL) != 1:
@@ -161,8 +155,7 @@ def _followed(
 ) -> tuple[dict[Value, list[_Part | None]], set[Value]]:
     """Follows the axes of a tensor through functions of its entries.
 
-    Returns:
-        The parts of axes by value, and the values that are the tensor itself, elsewhere.
+    Returns the parts of axes by value, and the values that are the tensor itself, elsewhere.
     """
     parts: dict[Value, list[_Part | None]] = {
         value: [frozenset({(i, 1)}) for i in range(len(value.aval.shape))]
@@ -212,13 +205,7 @@ def _sums(nodes: Sequence[Node], value: Value, channel: int) -> list[_Sum] | Non
 
 
 def chosen_channels(layer: Layer, value: Value, layout: Axes) -> tuple[int, ...] | None:
-    """Returns which channels of a value a layer puts in which order; None if it does more.
-
-    Args:
-        layer: A layer.
-        value: One of its inputs.
-        layout: The value's layout, and the result's.
-    """
+    """Returns which channels of a value a layer puts in which order; None if it does more."""
     if not layer.nodes or len(layer.outputs) != 1 or layout.count(CHANNEL) != 1:
         return None
     shape, after, channel = value.aval.shape, layer.outputs[0].aval.shape, layout.index(CHANNEL)
@@ -272,12 +259,8 @@ def _moved(nodes: Sequence[Node], known: dict[Value, np.ndarray]) -> dict[Value,
 def with_channels_joined(program: Program) -> list[Layer]:
     """Finds the layers between a reshape that splits an axis and one that takes it back.
 
-    Args:
-        program: A program.
-
-    Returns:
-        Layers of all equations between the two, where these are moves and at most one
-        normalization, and nothing else reads what is between.
+    Returns layers of all equations between the two, where these are moves and at most one
+    normalization, and nothing else reads what is between.
     """
     readers = Counter(v for layer in program.layers for v in layer.inputs)
     readers.update(v for v in program.outputs if isinstance(v, Value))
@@ -315,13 +298,7 @@ def _as_one(chain: Sequence[Layer]) -> Layer:
 
 
 def shared_parameters(layer: Layer, random: Collection[Value], layout: Axes) -> dict[Value, bool]:
-    """Finds parameters that all positions share, and whether all channels share them, too.
-
-    Args:
-        layer: A layer.
-        random: Inputs of it.
-        layout: The result's layout.
-    """
+    """Finds parameters that all positions share, and whether all channels share them, too."""
     result = layer.outputs[0]
     parameters = {}
     for value in random:
@@ -359,13 +336,7 @@ class PositionMap(NamedTuple):
 
     @classmethod
     def of(cls, layer: Layer, value: Value, layout: Axes) -> PositionMap | None:
-        """Reads a layer; None where it doesn't keep examples and channels apart.
-
-        Args:
-            layer: A layer.
-            value: The one of its inputs that is random.
-            layout: The value's layout.
-        """
+        """Reads a layer; None where it doesn't keep examples and channels apart."""
         if not layer.nodes or len(layer.outputs) != 1 or layer.kind == "control flow":
             return None
         shape, result = value.aval.shape, layer.outputs[0]
@@ -430,9 +401,7 @@ def keeps_positions(layer: Layer, value: Value, layout: Axes) -> bool:
 def variance_of(terms: Sequence[_terms.NoiseTerm], by: _terms.LinearMap | None = None) -> Array:
     """Computes the variances of entries, or of what a linear map makes of them.
 
-    Args:
-        terms: What the noise of the entries is made of; one of them at most has a source.
-        by: The map; None for the entries themselves.
+    One of the terms at most has a source; `by` is the map, None for the entries themselves.
     """
     by = by or _terms.LinearMap.identity()
     variances = []
@@ -478,8 +447,7 @@ def _of_kernel(by: _terms.LinearMap, term: _terms.ContractionTerm) -> Array:
 def gathered_layout(layer: Layer, value: Value, layout: Axes) -> Axes | None:
     """Returns the layout of what a layer takes from a value by a list of indices.
 
-    Returns:
-        None for another layer, and where more than one axis of positions is indexed.
+    Returns None for another layer, and where more than one axis of positions is indexed.
     """
     if not layer.nodes or len(layer.outputs) != 1:
         return None
@@ -506,10 +474,8 @@ def rows_by(
 ) -> Callable[[Array], Array]:
     """Makes a function that takes the rows of canonical arrays, of any number of channels.
 
-    Args:
-        gather: Takes them from an array in the layout of the value.
-        layouts: The layouts before and after.
-        shape: The value's canonical shape.
+    `gather` takes them from an array in the layout of the value; layouts are those before and
+    after; `shape` is the value's canonical one.
     """
     sizes = tuple(shape[1:-1])
     numbers = jnp.arange(math.prod(sizes)).reshape(1, *sizes, 1)

@@ -67,13 +67,8 @@ def positions(shape: Sequence[int], layout: Axes) -> int:
 def follow(nodes: Sequence[Node], start: Mapping[Value, Axes]) -> dict[Value, Axes] | None:
     """Follows layouts through pointwise functions, moves and poolings of positions.
 
-    Args:
-        nodes: Equations.
-        start: The layouts of the values that are followed.
-
-    Returns:
-        The layouts of these and of all values that are made of them; None where an equation is of
-        another kind, or combines values of different layouts.
+    Returns the layouts of `start` and of all values that are made of them; None where an equation
+    is of another kind, or combines values of different layouts.
     """
     known = dict(start)
     for node in nodes:

@@ -249,12 +249,8 @@ def _own_part(slope: Array, h: Array, groups: _channels.ChannelGroups) -> _terms
 def _of_others(covariance: Array, groups: _channels.ChannelGroups) -> Array:
     """Computes the variances of what all other channels of a group add to its statistic.
 
-    Args:
-        covariance: The covariance of the channels' means, `[batch, channels, channels]`.
-        groups: The groups.
-
-    Returns:
-        `[batch, channels]`.
+    `covariance` is that of the channels' means, `[batch, channels, channels]`. Returns `[batch,
+    channels]`.
     """
     batch, channels, _ = covariance.shape
     size = channels // groups.count

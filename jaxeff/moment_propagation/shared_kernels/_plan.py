@@ -48,12 +48,7 @@ from jaxeff.program.ir import primitives as prim
 def layouts_of_tokens(program: Program, random: Collection[Value]) -> dict[Value, Axes]:
     """Finds the dense layers whose results are pooled along some of their axes.
 
-    Args:
-        program: A program.
-        random: Inputs of it that are random.
-
-    Returns:
-        The layouts of the results of these products. One axis at most is the examples'.
+    Returns the layouts of the results of these products. One axis at most is the examples'.
     """
     # A label is an axis of the product that began it, so that those of a sum's branches agree.
     known: dict[Value, Axes] = {}
@@ -160,10 +155,7 @@ def _deep_stream(site: str, sums: int) -> CovarianceGap:
 def _positions_apart(site: str, pooling: str = "") -> CovarianceGap:
     """Makes the gap of a layer without a rule for what positions share.
 
-    Args:
-        site: The layer.
-        pooling: The pooling that its result reaches; empty for a layer that combines positions
-            itself.
+    `pooling` is what its result reaches; empty for a layer that combines positions itself.
     """
     what = (
         f"which {pooling!r} doesn't average away, and {site!r} has no rule that keeps what they "
@@ -193,11 +185,8 @@ class GapSearch:
     def visit(self, layer: Layer, layouts: Mapping[Value, Axes], random: Collection[Value]) -> None:
         """Follows what was lost before a layer, or is lost at it.
 
-        Args:
-            layer: The layer.
-            layouts: The layouts of values that are followed, the layer's result among them if it
-                has a rule.
-            random: Random values, those that the layer reads among them.
+        Layouts are of values that are followed, the layer's result among them if it has a rule;
+        `random` has what the layer reads.
         """
         name = layer.site or layer.kind
         followed = layer.outputs[0] in layouts
@@ -347,9 +336,7 @@ Matcher = Callable[[LayerContext], tuple[SharingRule, Match] | None]
 def matcher(rules: Sequence[SharingRule], own_rules: Mapping[Any, Any]) -> Matcher:
     """Makes the function that finds the first rule of a layer, once for each context.
 
-    Args:
-        rules: The rules, in the order in which they are tried.
-        own_rules: The user's rules by primitive; a layer with one has none here.
+    Rules are tried in their order; a layer with one of the user's has none here.
     """
 
     @functools.cache
@@ -371,13 +358,8 @@ def matcher(rules: Sequence[SharingRule], own_rules: Mapping[Any, Any]) -> Match
 def plan_of(program: Program, random: Collection[Value], match: Matcher) -> SharingPlan:
     """Finds the layers that carry what positions share, from a kernel to a pooling.
 
-    Args:
-        program: A program, prepared.
-        random: Inputs of the program that are random.
-        match: Finds the rule of a layer.
-
-    Returns:
-        The plan; without rules where no random kernel reaches a pooling over all positions.
+    The program is prepared. The plan has no rules where no random kernel reaches a pooling over all
+    positions.
     """
     search = _KernelSearch(set(random), match, layouts_of_tokens(program, random))
     for layer in program.layers:

@@ -93,13 +93,9 @@ class SharedNoise:
     ) -> tuple[Array, dict[Value, Array]]:
         """Computes the covariances of noise that is made linearly of others.
 
-        Args:
-            parts: Sources and slopes, as `through` takes them.
-            unshared: The covariance that it has beside its sources'; `[batch, channels]` for a
-                diagonal one.
-
-        Returns:
-            Its covariance, and its covariances with all other values, itself first.
+        `parts` are as `through` takes them; `unshared` is the covariance that it has beside its
+        sources', `[batch, channels]` for a diagonal one. Returns its covariance, and its
+        covariances with all other values, itself first.
         """
         total = unshared if unshared.ndim == 3 else matrix(unshared)
         with_others = {}
@@ -120,11 +116,8 @@ class SharedNoise:
     ) -> None:
         """Adds a value.
 
-        Args:
-            result: The value.
-            amplitude: The amplitude a of the value, `[batch, *positions, channels]`.
-            total: The covariance of its channels' means.
-            with_others: Their covariance with those of other values, `result` first.
+        `amplitude` is `[batch, *positions, channels]`; `total` is the covariance of its channels'
+        means, `with_others` that with those of other values, `result` first.
         """
         self.amplitudes[result] = amplitude
         self.variances[result] = jnp.maximum(diagonal(total), 0)
@@ -455,13 +448,8 @@ def _of_entries(term: NoiseTerm) -> EntryTerm | ContractionTerm | None:
 def weighted_covariance(noise: SharedNoise, terms: Sequence[NoiseTerm], weight: Array) -> Array:
     """Computes the covariance of the channels' means over positions, of entries times a weight.
 
-    Args:
-        noise: What positions share.
-        terms: What the noise of the entries is made of.
-        weight: `[batch, *positions, channels]`.
-
-    Returns:
-        `[batch, channels, channels]`.
+    `noise` is what positions share, `terms` what the noise of the entries is made of; the weight is
+    `[batch, *positions, channels]`. Returns `[batch, channels, channels]`.
     """
     return _combined(noise, [(term.source, term.marginalise(weight)) for term in terms])[0]
 

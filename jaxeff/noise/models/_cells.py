@@ -155,10 +155,8 @@ class MemoryCell(DeviceModel):
     def _read(self, device: PRNGKeyArray, key: PRNGKeyArray, target: Conductances) -> Conductances:
         """Writes targets and reads them at `time`, in the unit of the model.
 
-        Args:
-            device: For what stays with the device.
-            key: For the noise of this reading.
-            target: What was asked, from 0 to `top`.
+        `device` is for what stays with the device, `key` for the noise of this reading; `target` is
+        what was asked, from 0 to `top`.
         """
         raise NotImplementedError
 
@@ -176,10 +174,7 @@ def polynomial(coefficients: tuple[float, ...], x: Any) -> Array:
 def over_time(time: Any, times: tuple[float, ...], values: Any) -> Array:
     """Interpolates what was measured at some times, linearly and constant beyond them.
 
-    Args:
-        time: Seconds, a scalar.
-        times: Seconds at which was measured, rising.
-        values: `[times, ...]`.
+    `time` is a scalar, in seconds as `times`, which rise; values are `[times, ...]`.
     """
     values = jnp.asarray(values, jnp.float32)
     step = jnp.interp(time, jnp.asarray(times), jnp.arange(len(times), dtype=jnp.float32))

@@ -35,14 +35,8 @@ def followed(of: Signature, known: Axes, operand: int = 0) -> Axes | None:
 
     Axes that are summed over are gone; those that others have, or that repeat, lie along none.
 
-    Args:
-        of: What the equation does.
-        known: The operand's axes.
-        operand: Number of the operand.
-
-    Returns:
-        The axes; None where one is no axis of the operand, such as a merged one, a window's, a
-        part, or one of several results.
+    Returns None where one is no axis of the operand, such as a merged one, a window's, a part, or
+    one of several results.
     """
     along = of.operands[operand].along[0] if len(of.operands[operand].along) == 1 else None
     if along is None or any(one.relation not in _FOLLOWED for one in along):
@@ -334,14 +328,8 @@ def _products(
 ) -> int:
     """Counts products along one axis.
 
-    Args:
-        size: Inputs.
-        taps: Entries of the kernel.
-        results: Outputs.
-        apart: The distance of inputs; more than 1 in a transposed convolution.
-        between: The distance of taps.
-        stride: The distance of outputs.
-        pad: Padding before and after.
+    `apart` is the distance of inputs (more than 1 in a transposed convolution), `between` that of
+    taps, `stride` that of outputs.
     """
     if apart == 1:
         return results * taps

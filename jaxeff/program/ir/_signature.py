@@ -638,8 +638,7 @@ def _convolution(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shap
 def _trailing(*ranks: int) -> Row:
     """Makes the row of a function of the last axes of arrays, the same for all leading ones.
 
-    Args:
-        *ranks: How many last axes it reads of each operand; the last count is that of the others.
+    The last count is that of the other operands.
     """
 
     def row(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:

@@ -51,9 +51,7 @@ UNNAMED = mark("other", "")
 def group(graph: Graph, depth: int = 0) -> Program:
     """Returns the program of a graph; layers have no sites yet.
 
-    Args:
-        graph: Nodes with roles.
-        depth: Number of marks around a node that have been read already (inside a marked layer).
+    Nodes have roles; `depth` marks around a node have been read already (inside a marked layer).
     """
     updates = _state_updates(graph)
     auxiliary = updates | {n for n in graph.nodes if UNNAMED in n.scopes and not n.graphs}
@@ -306,8 +304,7 @@ _SUMS = {prim.p.add_p, prim.p.sub_p, prim.p.add_jaxvals_p}
 def parameter_names(layers: Sequence[Layer]) -> dict[Layer, str]:
     """Returns the name, without an occurrence, of every layer that reads parameters or state.
 
-    Args:
-        layers: All layers of a program that have a site, in order of execution.
+    Layers are all those of a program that have a site, in order of execution.
     """
     # A loop's own layer reads what several layers in its body do.
     computing = (layer for layer in layers if layer.kind != "control flow")

@@ -89,13 +89,8 @@ def owner(path: str) -> str:
 def split(nodes: Sequence[Node], root: Value, read_elsewhere: Collection[Value]) -> list[Segment]:
     """Cuts a region into segments and merges those that form one layer.
 
-    Args:
-        nodes: The region's nodes in topological order.
-        root: The data value that they are functions of.
-        read_elsewhere: Values that nodes outside the region read, or that leave the function.
-
-    Returns:
-        Segments, each a future layer.
+    `nodes` are in topological order; `read_elsewhere` are values that nodes outside read, or that
+    leave the function. Each segment is a future layer.
     """
     return [
         segment

@@ -73,12 +73,8 @@ def _without_dead_carries(
 ) -> tuple[list[bool], core.JaxprEqn | None]:
     """Drops the carries of a while loop that neither results nor the other carries need.
 
-    Args:
-        used: Flags that say which results are read.
-        eqn: The loop.
-
-    Returns:
-        Which operands it still reads, and what is left of it.
+    `used` says which results are read. Returns which operands it still reads, and what is left of
+    it.
     """
     if eqn.effects:
         return [True] * len(eqn.invars), eqn

@@ -115,13 +115,8 @@ def grouped(
 ) -> dict[_dimensions.Dimension, Group]:
     """Returns the groups of a program whose axes are known.
 
-    Args:
-        program: The program.
-        labels: The axes of its values.
-        leaves: Paths of parameters and states.
-
-    Returns:
-        For each dimension of a parameter that has channels, its group; in order of execution.
+    `labels` are the axes of its values, `leaves` paths of parameters and states. Returns, for each
+    dimension of a parameter that has channels, its group; in order of execution.
     """
     parameters = list(leaves)
     places_of: dict[_dimensions.Dimension, list[tuple[Value, int]]] = {}

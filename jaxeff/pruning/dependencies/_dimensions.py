@@ -186,10 +186,7 @@ def remedy(reason: str) -> str:
 def unify(one: Axis, other: Axis, reason: str) -> None:
     """Equates two axes: they lose the same indices.
 
-    Args:
-        one: An axis.
-        other: Another of the same size.
-        reason: The reason that holds both where they can't be aligned.
+    `reason` holds both where they can't be aligned.
     """
     one, other = resolve_axis(one), resolve_axis(other)
     if one.size != other.size:
@@ -222,9 +219,8 @@ def unify(one: Axis, other: Axis, reason: str) -> None:
 def split(parts: list[Axis], sizes: list[int]) -> list[Axis] | None:
     """Returns the axes that a reshape makes, for axes in row-major order.
 
-    Returns:
-        One axis per size, or None where a new axis would begin inside an index of an old one; then
-        nothing is removed from any of them.
+    Returns one axis per size, or None where a new axis would begin inside an index of an old one;
+    then nothing is removed from any of them.
     """
     # The old axes as one list of factors; every new axis takes factors from the left until
     # their product is its size, and a factor that straddles a boundary is divided.

@@ -103,14 +103,10 @@ class Numbers:
     ) -> Sequence[Any]:
         """Returns the operands of an equation, its number replaced if it came from a size.
 
-        Args:
-            eqn: The equation; only products and quotients have such numbers.
-            inputs: The operands in the program.
-            operands: Their values.
-            axes: The axes of a value.
-            size: Number of indices of an axis that are left.
-            counted: Number of them that count in a mean.
-            rescale: Whether roots of sizes follow, too.
+        Only products and quotients have such numbers. `inputs` are the operands in the program,
+        `operands` their values; `axes` gives those of a value, `size` the indices of an axis that
+        are left, `counted` those of them that count in a mean; `rescale` says whether roots of
+        sizes follow, too.
         """
         if eqn.primitive not in {p.div_p, p.mul_p}:
             return operands

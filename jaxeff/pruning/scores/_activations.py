@@ -110,11 +110,7 @@ class LinearStatistics(NamedTuple):
 def products(f: Callable[..., Any], params: Any, batch: Any, where: str) -> list[LinearStatistics]:
     """Returns the linear layers of a network with the second moments of what they read.
 
-    Args:
-        f: A pure function `f(params, *args)`.
-        params: The parameters of `f`.
-        batch: `args` as a tuple, or the only one of them.
-        where: The name of the caller in error messages.
+    `where` is the name of the caller in error messages.
 
     Raises:
         ValueError: The batch is empty or not finite.
@@ -444,12 +440,8 @@ def similarity(rows: np.ndarray, beta: float) -> np.ndarray:
 def chosen(kernel: np.ndarray, key: PRNGKeyArray | None = None) -> list[int]:
     """Orders channels by choice, with a Cholesky factorization that grows with it.
 
-    Args:
-        kernel: Similarities, positive semi-definite.
-        key: Draws the order; without one it is greedy.
-
-    Returns:
-        All channels. Channels that the others determine come last, by number.
+    Similarities are positive semi-definite. Without a key the order is greedy. Returns all
+    channels; those that the others determine come last, by number.
     """
     n = len(kernel)
     # `left` is the Schur complement's diagonal: each channel's variance given those chosen.

@@ -135,13 +135,8 @@ def summed(importance: Any, channels: Channels, *, outputs: bool = False) -> dic
 def vectors(values: Any, channels: Channels, *, outputs: bool = False) -> dict[str, np.ndarray]:
     """Returns what a channel takes along, as a vector each.
 
-    Args:
-        values: A tree of the parameters' shapes.
-        channels: The groups.
-        outputs: Same as for `summed`.
-
-    Returns:
-        By group, `[channels, entries]` in float64.
+    `values` has the parameters' shapes; `outputs` is as for `summed`. Returns `[channels, entries]`
+    in float64 by group.
 
     Raises:
         ValueError: A parameter has no numbers, or some that aren't finite.

@@ -169,11 +169,8 @@ def removal(
 ) -> tuple[list[int], list[float]]:
     """Returns the weights of one output in the order in which they go, and what each step costs.
 
-    Args:
-        h: H, `[inputs, inputs]`, regular.
-        w: The weights.
-        blocks: The block of each input; all are one without it, and all go.
-        most: Largest number of weights of a block that may go.
+    `h` is H, `[inputs, inputs]`, regular. `blocks` is the block of each input, of which at most
+    `most` weights may go; without it all are one, and all go.
     """
     inverse, w = np.linalg.inv(h), w.copy()
     left = {} if blocks is None else dict.fromkeys(blocks.tolist(), most)

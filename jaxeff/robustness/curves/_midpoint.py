@@ -98,13 +98,8 @@ def regress(
 ) -> Fit:
     """Fits the logistic function by least squares.
 
-    Args:
-        levels: Noise levels.
-        accuracy: At each of them.
-        weights: Standard deviations, or None if all weigh alike.
-        scale: "linear" or "log".
-        chance: Held as `a_min`; fitted if None.
-        bracket: Levels around the midpoint, to start from.
+    `weights` are standard deviations, None if all weigh alike; `chance` is held as `a_min`, fitted
+    if None; `bracket` are levels around the midpoint, to start from.
 
     Raises:
         RuntimeError: The fit doesn't converge.

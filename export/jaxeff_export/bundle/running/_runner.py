@@ -439,9 +439,8 @@ def _calls_of(
 ) -> tuple[list[list[np.ndarray]], int, int | None]:
     """Cuts a data set into calls, whose state is that of the example.
 
-    Returns:
-      Flattened inputs of each call, the number of examples, and how many of them a call takes on a
-      first axis; None if it takes one, without such an axis.
+    Returns flattened inputs of each call, the number of examples, and how many of them a call takes
+    on a first axis; None if it takes one, without such an axis.
     """
     x, y = data
     kept = {old for old, _ in manifest.places}

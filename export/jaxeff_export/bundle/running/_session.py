@@ -55,9 +55,8 @@ class LoadedMachine:
     def give(self, arrays: Sequence[np.ndarray], places: Iterable[int] | None = None) -> None:
         """Copies data to where the machine finds them.
 
-        Args:
-          arrays: of the data's shapes, but for a batch that varies, and dtypes.
-          places: which of the data they are; all by default.
+        Arrays have the data's shapes, but for a batch that varies, and dtypes; `places` says which
+        of the data they are, all by default.
         """
         moved = self._remote
         for i, array in zip(range(len(arrays)) if places is None else places, arrays, strict=True):

@@ -94,14 +94,9 @@ def operator_times(
 ) -> OperatorTimes:
     """Summarizes what an instrument recorded, slowest first.
 
-    Args:
-      measurements: what it recorded over `number` calls, as often as that was measured: name, calls
-        and nanoseconds per operator. The virtual machine's own builtins are left out.
-      number: calls of the whole function per measurement.
-
-    Returns:
-      Per operator the median over the measurements: one that another process disturbed doesn't
-      move it.
+    Measurements are name, calls and nanoseconds per operator over `number` calls, without the
+    virtual machine's own builtins. Returns the median of each: one that another process disturbed
+    doesn't move it.
     """
     calls: dict[str, int] = {}
     spent: dict[str, list[int]] = defaultdict(list)

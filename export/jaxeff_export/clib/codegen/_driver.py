@@ -155,10 +155,8 @@ def thread_declarations(library: Library) -> list[str]:
 def thread_functions(library: Library, steps: list[str]) -> list[str]:
     """Writes the functions, for what calls the kernels.
 
-    Args:
-        library: library that the threads belong to.
-        steps: the calls of the loops that are shared, in order, of `inputs`, `outputs`, `at`,
-            `task` and `tasks`.
+    `steps` are the calls of the loops that are shared, in order, of `inputs`, `outputs`, `at`,
+    `task` and `tasks`.
     """
     n, u = library.name, library.upper
     # The name by which embedded constants are known: the calls are the same text.

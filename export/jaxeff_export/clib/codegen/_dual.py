@@ -18,11 +18,7 @@ _RESULTS["float"] = "FLOATS"
 
 
 def source(functions: Mapping[str, DualFunction]) -> str:
-    """Writes the functions.
-
-    Args:
-        functions: what each is compiled for, by its name.
-    """
+    """Writes the functions."""
     layers, quick = [], {}
     for name, function in functions.items():
         if function.kind == "quantized":

@@ -69,10 +69,7 @@ def recorded_c(name: str, blob: bytes) -> str:
 def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]) -> str:
     """Writes the example.
 
-    Args:
-        library: what it calls.
-        recorded: what it replays.
-        tolerances: per output, what may differ relative to its largest magnitude.
+    `tolerances` is per output what may differ relative to its largest magnitude.
     """
     n, u = library.name, library.upper
     # C has no arrays of no elements.
@@ -202,14 +199,7 @@ def example_sources(library: Library) -> list[str]:
 def example_command(
     library: Library, tools: targets.CToolchain, machine: str, program: str
 ) -> list[str]:
-    """Makes the command that builds the example, in the library's folder.
-
-    Args:
-        library: what it calls.
-        tools: tools of the target.
-        machine: the target's architecture.
-        program: the program.
-    """
+    """Makes the command that builds the example, in the library's folder."""
     # Static: under an emulator no libraries of the other processor have to be found.
     placed = start_flags(machine) if tools.board else ("-static",)
     shared = ("-pthread",) if library.threads > 1 else ()

@@ -119,11 +119,7 @@ def assembly(symbol: str, file: str, alignment: int, *, arm: bool) -> str:
 
 
 def constants(values: Mapping[str, Any]) -> list[str]:
-    """Writes arrays as constants of their own dtype: no order of bytes is taken for granted.
-
-    Args:
-        values: arrays by their names.
-    """
+    """Writes arrays as constants of their own dtype: no order of bytes is taken for granted."""
     lines = []
     for name, value in values.items():
         array = np.asarray(value)

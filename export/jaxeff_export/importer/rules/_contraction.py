@@ -168,8 +168,7 @@ def _emit_inner(
 ) -> relax.Expr | None:
     """Emits a product of which both operands are contracted along their innermost dimension.
 
-    Returns:
-        The product, or None where another layout of the loops is better.
+    Returns None where another layout of the loops is better.
     """
     dtype = node.result.type.dtype
     if dtype not in ("float32", "float64") or not lhs.type.dtype == rhs.type.dtype == dtype:

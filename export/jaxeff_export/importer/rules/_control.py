@@ -42,14 +42,9 @@ def update_in_place(
 ) -> tuple[list[KernelStep], list[bool]]:
     """Makes steps write the next state over the old where no result changes.
 
-    Args:
-        steps: the kernels of a body, in order.
-        results: what the body returns.
-        state: for each result the buffer that it replaces, None where it replaces none.
-
-    Returns:
-        The steps, in an order in which they may run, and for each result whether it has been
-        written over its state.
+    `state` is for each result the buffer that it replaces, None where it replaces none. Returns the
+    steps, in an order in which they may run, and for each result whether it has been written over
+    its state.
     """
     # Steps whose results no other step reads run last, after all that read the old state. They
     # keep their order, so an overwritten state can only be missed by a later one of them.
@@ -181,12 +176,8 @@ class KernelBuilder:
     ) -> tuple[list[KernelStep], list[tirx.Buffer]]:
         """Returns the kernels of a body and the buffers that hold its results.
 
-        Args:
-            module: module that ``Emitter.emit_body`` returned.
-            inputs: one buffer for each parameter of its ``main``.
-
-        Returns:
-            The kernels, and one buffer for each result: an input where that is the result.
+        The module is one that ``Emitter.emit_body`` returned; `inputs` has one buffer for each
+        parameter of its ``main``. A result that is an input has the input's buffer.
         """
         return _Body(self, _scheduled(module)).inline(inputs)
 

@@ -341,16 +341,10 @@ def padded_index(
 ) -> tuple[Expr | None, list[Expr]]:
     """Maps an index of a padded tensor to the tensor itself.
 
-    Args:
-        index: the position in the padded tensor.
-        low: elements of padding before the first, per dimension; may be negative.
-        interior: elements of padding between neighbours, per dimension.
-        shape: shape of the tensor without its padding.
-        extent: one more than the largest value of ``index``, where known: dimensions that need
-            no check are left out.
-
-    Returns:
-        The condition that the position holds an element (None: always), and the element's index.
+    Per dimension, `low` elements of padding stand before the first (it may be negative) and
+    `interior` between neighbours. `extent` is one more than the largest value of `index`, where
+    known: dimensions that need no check are left out. Returns the condition that the position holds
+    an element (None: always), and the element's index.
     """
     conditions, at = [], []
     for d, (i, lo, gap, size) in enumerate(zip(index, low, interior, shape, strict=True)):

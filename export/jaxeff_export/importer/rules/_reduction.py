@@ -33,15 +33,10 @@ def accumulate(
 ) -> Sequence[relax.Expr]:
     """Reduces an operation's operands together, one element of the results after the other.
 
-    Args:
-        e: the emitter that the result is written with.
-        node: has as many initial values as operands.
-        extents: lengths of the loops over the elements that one result is reduced from.
-        source: maps an index of the results and one of those loops to an index of the operands,
-            and to the condition that it is in bounds (the initial value is taken if not).
-
-    Returns:
-        The results.
+    The node has as many initial values as operands; `extents` are lengths of the loops over the
+    elements that one result is reduced from. `source` maps an index of the results and one of those
+    loops to an index of the operands, and to the condition that it is in bounds (the initial value
+    is taken if not).
     """
 
     def body(code: CodeBuilder, *views: View) -> None:
@@ -114,8 +109,7 @@ _LITERAL = 64
 def running_dimension(node: HloNode) -> tuple[int, bool] | None:
     """Finds the dimension of a running ``reduce_window``, and whether it runs backwards.
 
-    Returns:
-        None where the windows are of another form.
+    Returns None where the windows are of another form.
     """
     shape = node.operands[0].type.shape
     ones = [1] * len(shape)

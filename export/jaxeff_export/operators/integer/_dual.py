@@ -122,13 +122,7 @@ def form_of(
 ) -> DualForm | None:
     """Describes a layer as the C functions compute it; None if they don't.
 
-    Args:
-        name: composite of the layer.
-        geometry: its geometry.
-        dot: products of bytes of the target.
-        tensors: operands.
-        attributes: the composite's.
-        helium: whether the target has vectors of 16 bytes.
+    `dot` is the target's products of bytes; with `helium` it has vectors of 16 bytes.
     """
     fixed = attributes.get("scales") == "fixed"
     # A shortcut's factor in fixed point is in two parts, which the functions don't read.
@@ -320,11 +314,7 @@ def dual_kernel(
 ) -> tirx.PrimFunc:
     """Writes a kernel that calls the function, image by image.
 
-    Args:
-        form: the layer's.
-        operands: x, the packed weights, bias and what follows.
-        attributes: the composite's.
-        shape: shape of the result.
+    `operands` are x, the packed weights, bias and what follows.
     """
     buffers = [
         declare([int(n) for n in o.ty.shape], str(o.ty.dtype), f"x{i}")
@@ -380,12 +370,9 @@ def emit_call(
 ) -> None:
     """Writes the call of a layer's function.
 
-    Args:
-        code: what is appended to.
-        form: the layer's.
-        places: arrays and where to begin in each: x, weights, bias, scale, shortcut, its factor, y.
-        strip: words that the function needs, as many as `strip_words` says.
-        span: the pixels that a convolution computes, from the first to beyond the last.
+    `places` are arrays and where to begin in each: x, weights, bias, scale, shortcut, its factor,
+    y. `strip` has the words that the function needs, as many as `strip_words` says; `span` is the
+    pixels that a convolution computes, from the first to beyond the last.
     """
     pointers = [tirx.address_of(load(buffer, at)) for buffer, at in (*places, (strip, 0))]
     sizes = [tirx.const(n, "int32") if isinstance(n, int) else n for n in (*form.sizes, *span)]

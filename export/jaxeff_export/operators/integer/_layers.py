@@ -313,11 +313,8 @@ class Epilogue:
     def value(self, sums: Expr, feature: Any, at: Any, lanes: int) -> Expr:
         """Computes the results of a vector of sums.
 
-        Args:
-            sums: int32.
-            feature: the first of them, in vectors that are whole.
-            at: index of the first of them in the result.
-            lanes: number of lanes.
+        Sums are int32. `feature` is the first of them, in vectors that are whole; `at` its index in
+        the result.
         """
         return self.narrowed(self.rounded(self.scaled_at(sums, feature, at, lanes), lanes), lanes)
 
@@ -328,12 +325,8 @@ class Epilogue:
     def scaled(self, sums: Expr, feature: Any, added: Any, lanes: int, alone: bool = False) -> Expr:
         """Scales sums, with bias and shortcut, to units of the result; order is kept.
 
-        Args:
-            sums: int32.
-            feature: the first of them, or the only one.
-            added: takes as many of the shortcut's buffer, `added(buffer, lanes)`.
-            lanes: number of lanes.
-            alone: whether they are many pixels of one feature.
+        Sums are int32. `feature` is the first of them, or the only one of many pixels (`alone`).
+        `added(buffer, lanes)` takes as many of the shortcut's buffer.
         """
 
         def of(buffer: tirx.Buffer) -> Expr:
@@ -386,12 +379,8 @@ class Epilogue:
     ) -> None:
         """Writes a vector of results, whose last lanes may be unused.
 
-        Args:
-            code: the code under construction, which statements are appended to.
-            y: the result.
-            taken: the sums, of one place or of several whose largest is taken.
-            at: index of the first of them in the result.
-            lanes: number of lanes of a vector.
+        `taken` are the sums, of one place or of several whose largest is taken; `at` is the index
+        of the first of them in the result.
         """
         # A shortcut must not be read beyond its last feature: with one, a vector that isn't full is
         # written lane by lane.

@@ -36,12 +36,7 @@ def packed_weights(
     step after step of its sums, and in each the vectors beside each other, of lanes and products.
     Kernels of few rows are bound by reading them, and one stream is read faster than several.
 
-    Args:
-        bb: builder of the module.
-        w: weights as they are given.
-        geometry: the layer's.
-        dot: the instructions.
-        together: vectors of a tile; the last tile of a group has those that are left.
+    The last tile of a group has the vectors that are left.
     """
     taps, words = [count for count, _ in geometry.taps], words_of(geometry, dot)
     vectors, steps = vectors_of(geometry, dot), math.prod(taps) * words

@@ -487,10 +487,7 @@ class WrittenKernels:
     ) -> relax.GlobalVar:
         """Returns a kernel's name in a module, where it is written at first.
 
-        Args:
-            bb: builder of the module.
-            key: what two kernels that are the same have in common; None for one of its own.
-            write: writes the kernel.
+        `key` is what two kernels that are the same have in common; None for one of its own.
         """
         if key is None:
             return bb.add_func(write(), self._hint)
@@ -511,15 +508,9 @@ def product_kernel(
 ) -> tirx.PrimFunc:
     """Writes a kernel whose sums leave as they are.
 
-    Args:
-        geometry: the product's.
-        dot: what multiplies.
-        result: "sums" or "float".
-        sizes: shape and dtype of every operand.
-        shape: that of the result.
-        cores: cores that share rows, where there is enough to do.
-        tile: rows and vectors that are computed together.
-        build: the builder's class, without what all builders are told.
+    `result` is "sums" or "float"; `sizes` are shape and dtype of every operand; `cores` share rows,
+    where there is enough to do; `tile` is the rows and vectors that are computed together; `build`
+    is the builder's class, without what all builders are told.
     """
     sharing = _contraction.Sharing(cores, STEPS_SHARED * dot.lanes * 4)
     return _contraction.contraction(
@@ -540,11 +531,7 @@ def float_dot(dot: Dot, bits: int) -> Dot:
 def packed_tile(geometry: Geometry, lanes: int, registers: int, sums: int) -> DotTile:
     """Chooses a tile of rows and vectors.
 
-    Args:
-        geometry: the product's.
-        lanes: outputs in a vector.
-        registers: for sums and operands.
-        sums: registers that a sum takes.
+    `registers` are for sums, each of which takes `sums` of them, and operands.
     """
     across = -(-geometry.per_group // lanes)
     # Four are for unpacked weights and an input.

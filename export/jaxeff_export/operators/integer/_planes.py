@@ -59,13 +59,8 @@ def words_of_planes(
 ) -> list[Expr]:
     """Makes the words of some codes, as int32.
 
-    Args:
-        code: the code under construction, which statements are appended to.
-        x: codes.
-        at: the first of them.
-        count: number of codes, at most 32.
-        planes: their width in bits.
-        by_signs: whether the target has `vpmovmskb`.
+    `at` is the first of the codes, at most 32, of `planes` bits; `by_signs` says whether the target
+    has `vpmovmskb`.
     """
     parts = []
     for start, many in _parts(count, by_signs):
@@ -179,12 +174,7 @@ def are_faster(
 ) -> bool:
     """Tells whether a layer takes fewer instructions by planes than by products of bytes.
 
-    Args:
-        planes: method that counts bits.
-        bits: bits of weights and activations.
-        dot: products of bytes.
-        of_bytes: the layer, as these walk it.
-        of_planes: the layer, with its taps apart.
+    `of_bytes` is the layer as products of bytes walk it; `of_planes` has its taps apart.
     """
     pairs = bits[0] * bits[1]
     products = _steps(of_bytes) * -(-of_bytes.stretch // dot.group)
