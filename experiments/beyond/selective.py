@@ -36,7 +36,7 @@ import jaxeff
 from experiments import harness as h
 from experiments import margins
 from experiments.beyond.tokens.texts import texts, windows
-from experiments.harness import Count, Least, Refused, Report, Row, Run
+from experiments.harness import Count, Least, Report, Row, Run
 from experiments.timing import interleaved
 from jaxeff import Gaussian, bayes, data, training, uncertainty
 
@@ -349,10 +349,7 @@ class Sets(NamedTuple):
 
 
 def _images(settings: Settings, name: str) -> Sets:
-    try:
-        inside, outside = data.load(settings.data), data.load(OUTSIDE[settings.data])
-    except data.DataError as error:
-        raise Refused(str(error)) from error
+    inside, outside = data.load(settings.data), data.load(OUTSIDE[settings.data])
 
     def seen(images: Any) -> Any:
         x = np.asarray(data.normalize(images, settings.data))

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from experiments.harness import SELECTS, SIZELESS, Count, Least, Refused
+from experiments.harness import SELECTS, SIZELESS, Count, Least
 from jaxeff import data
 from jaxeff.dirty_mnist import DirtyMNIST, Recipe, dirty_mnist
 
@@ -130,11 +130,8 @@ class Sets:
 
 def load(settings: Settings, say: Any) -> Sets:
     """Loads the sets; the first time, Dirty-MNIST is built."""
-    try:
-        dirty = dirty_mnist(settings.data, folder=settings.cache, progress=say)
-        outside = data.load(settings.ood)
-    except data.DataError as error:
-        raise Refused(str(error)) from error
+    dirty = dirty_mnist(settings.data, folder=settings.cache, progress=say)
+    outside = data.load(settings.ood)
     n = settings.images
     test = {
         "clean": dirty.digits.test_images[:n],

@@ -55,11 +55,8 @@ class Images:
 
 def load(settings: Settings, say: Any) -> Images:
     """Loads the images; the first time, Dirty-MNIST is built."""
-    try:
-        dirty = dirty_mnist(settings.data, folder=settings.cache, progress=say)
-        ood, other = data.load(settings.ood), data.load(settings.other)
-    except data.DataError as error:
-        raise Refused(str(error)) from error
+    dirty = dirty_mnist(settings.data, folder=settings.cache, progress=say)
+    ood, other = data.load(settings.ood), data.load(settings.other)
     digits, n, m = dirty.digits, settings.clean, settings.ambiguous
     if n + settings.held > len(digits.train_images) or m >= len(dirty.train_images):
         raise Refused(

@@ -26,6 +26,7 @@ from experiments.harness.run import Found, Run, S, T, make_console
 from experiments.harness.sizes import reached
 from experiments.harness.staleness import fingerprint
 from jaxeff.core import Table
+from jaxeff.data import DataError
 from jaxeff.store import atomic_file
 
 
@@ -155,11 +156,12 @@ class Study(Generic[S]):
             arguments: Those after the command; the process' own if None.
 
         Raises:
-            SystemExit: With status 2 and one line where something can't be asked for.
+            SystemExit: With status 2 and one line where something can't be asked for, or data that
+                it needs aren't there.
         """
         try:
             self.execute(read(self.name, self.about, self.sizes, arguments))
-        except Refused as error:
+        except (Refused, DataError) as error:
             print(f"{self.name}: {error}", file=sys.stderr)
             sys.exit(2)
 

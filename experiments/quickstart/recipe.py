@@ -106,10 +106,7 @@ class Sets:
 
 def load(settings: Settings) -> Sets:
     """Loads both data sets, normalised by the in-domain one's statistics."""
-    try:
-        inside, outside = data.load(settings.data), data.load(settings.training.ood)
-    except data.DataError as error:
-        raise Refused(str(error)) from error
+    inside, outside = data.load(settings.data), data.load(settings.training.ood)
 
     def images(raw: Any) -> Float[Array, "n 28 28 1"]:
         return jnp.asarray(data.normalize(raw, settings.data))

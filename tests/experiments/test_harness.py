@@ -28,6 +28,8 @@ from experiments.harness import (
 )
 from experiments.harness import report as harness_report
 from experiments.harness.sizes import reached, shortfalls, shown_size
+from jaxeff import data
+from jaxeff.data import VARIABLE
 from jaxeff.store import CheckpointError
 
 README = Path(__file__).parents[2] / "experiments" / "README.md"
@@ -94,6 +96,13 @@ def test_a_size_that_cannot_decide_says_so(quiet, tmp_path, capsys):
     assert "FAILED" not in printed
     checks = read(tmp_path / "coins-fast.json")["checks"]
     assert [(check["passed"], check["needs"]) for check in checks] == [(None, "default")] * 3
+
+
+def test_data_that_are_missing_are_a_line_and_no_traceback(quiet, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    (part,) = quiet.parts
+    study = replace(quiet, parts=(replace(part, make=lambda run, task: data.load("mnist")),))
+    assert "train-images-idx3-ubyte" in refused(study, "--results", tmp_path, capsys=capsys)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import jaxeff
 from experiments.beyond.moment_variances.recipe import OUTSIDE, SVI, Settings
 from experiments.beyond.separable import Separable
 from experiments.beyond.tokens.texts import texts, windows
-from experiments.harness import Refused, Run
+from experiments.harness import Run
 from experiments.recipes import cosine_adam
 from jaxeff import Gaussian, data
 from jaxeff.bayes import svi
@@ -196,11 +196,8 @@ def spread(params: Any, noise: float) -> Any:
 
 
 def _pictures(settings: Settings, name: str, key: jax.Array) -> Sets:
-    try:
-        found = data.load(settings.data)
-        outside = data.load(OUTSIDE[settings.data]).test_images[: settings.asked]
-    except data.DataError as error:
-        raise Refused(str(error)) from error
+    found = data.load(settings.data)
+    outside = data.load(OUTSIDE[settings.data]).test_images[: settings.asked]
     n, m = settings.examples, max(settings.asked, settings.held_out)
 
     def seen(images: Any, labels: Any, key: jax.Array) -> Split:

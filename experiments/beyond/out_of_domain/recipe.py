@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from experiments.harness import Count, Least, Refused
+from experiments.harness import Count, Least
 from jaxeff import data
 from jaxeff.data import CORRUPTIONS
 
@@ -54,10 +54,7 @@ class Sets(NamedTuple):
 
 def load(settings: Settings, key: Array) -> Sets:
     """Loads all sets; near ones are classes that are left out, far ones other images and noise."""
-    try:
-        inside, far = data.load(settings.data), data.load(FAR[settings.data])
-    except data.DataError as error:
-        raise Refused(str(error)) from error
+    inside, far = data.load(settings.data), data.load(FAR[settings.data])
 
     def normalized(images: Any) -> Any:
         return jnp.asarray(data.normalize(images, settings.data))
