@@ -70,6 +70,14 @@ def test_outputs_are_kept_whole_small_and_clean(path):
     assert not re.search(r"/(tmp|home|root|work|Users)/|site-packages", text)
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell_installs_what_is_missing(path):
+    first = code_cells(path)[0].source
+    assert '%pip install -q -c clone/constraints.txt "./clone[all]"' in first
+    # Where the package is, as here, nothing is installed.
+    assert re.search(r'^if importlib.util.find_spec\("jaxeff"\) is None:', first, re.M)
+
+
 @pytest.mark.document
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path, environment):
