@@ -58,16 +58,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.core import (
-    Count,
-    NonNegative,
-    Number,
-    Positive,
-    Setting,
-    is_concrete,
-    register_setting,
-    static,
-)
+from jaxeff import core
 from jaxeff.program.ir import Contraction, Node
 
 
@@ -99,8 +90,8 @@ class TileModel(Protocol):
         ...
 
 
-@register_setting
-class Linear(Setting):
+@core.register_setting
+class Linear(core.Setting):
     """An ideal array, `gain * inputs @ weights`, with Gaussian noise of one level.
 
     Attributes:
@@ -110,7 +101,7 @@ class Linear(Setting):
         ValueError: The level is negative, NaN or infinite.
     """
 
-    noise: NonNegative = 0.0
+    noise: core.NonNegative = 0.0
 
     # Its counts are voltages, which a converter truncates.
     rounding = "floor"
@@ -118,7 +109,7 @@ class Linear(Setting):
     @property
     def noiseless(self) -> bool:
         """Whether the level is known to be zero."""
-        return is_concrete(self.noise) and not np.any(np.asarray(self.noise))
+        return core.is_concrete(self.noise) and not np.any(np.asarray(self.noise))
 
     def counts(
         self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"], gain: Any
@@ -134,8 +125,8 @@ class Linear(Setting):
         return jnp.full((1, 1), jnp.asarray(self.noise, inputs.dtype) ** 2)
 
 
-@register_setting
-class Correction(Setting):
+@core.register_setting
+class Correction(core.Setting):
     """Digital correction of the counts of each column: `scale * counts + shift`.
 
     Attributes:
@@ -143,8 +134,8 @@ class Correction(Setting):
         shift: `[columns]`, in counts.
     """
 
-    scale: Annotated[Float[Array, " columns"], Number()]
-    shift: Annotated[Float[Array, " columns"], Number()]
+    scale: Annotated[Float[Array, " columns"], core.Number()]
+    shift: Annotated[Float[Array, " columns"], core.Number()]
 
     def apply(self, counts: Float[Array, "*batch c"]) -> Float[Array, "*batch c"]:
         """Corrects the counts of the first columns."""
@@ -153,8 +144,8 @@ class Correction(Setting):
         return counts * scale[axes] + shift[axes]
 
 
-@register_setting
-class Crossbar(Setting):
+@core.register_setting
+class Crossbar(core.Setting):
     """An array of synapses that multiplies vectors of unsigned codes by a matrix of signed ones.
 
     Inputs are lengths of pulses, so they have no sign; a signed weight is a pair of columns, one
@@ -183,17 +174,17 @@ class Crossbar(Setting):
         ValueError: A number is out of bounds.
     """
 
-    rows: Annotated[int, Count(1)] = static(128)
-    columns: Annotated[int, Count(1)] = static(256)
-    input_bits: Annotated[int, Count(1, 12)] = static(5)
-    weight_bits: Annotated[int, Count(1, 11)] = static(6)
-    output_bits: Annotated[int, Count(2, 24)] = static(8)
-    gain: Positive = 0.002
-    sends: Annotated[int, Count(1)] = static(1)
-    input_step: Annotated[Float[Array, ""] | float | None, Number(above=0)] = None
-    weight_step: Annotated[Float[Array, ""] | float | None, Number(above=0)] = None
-    sum_bits: Annotated[int | None, Count(2, 30)] = static(None)
-    signed: bool = static(False)
+    rows: Annotated[int, core.Count(1)] = core.static(128)
+    columns: Annotated[int, core.Count(1)] = core.static(256)
+    input_bits: Annotated[int, core.Count(1, 12)] = core.static(5)
+    weight_bits: Annotated[int, core.Count(1, 11)] = core.static(6)
+    output_bits: Annotated[int, core.Count(2, 24)] = core.static(8)
+    gain: core.Positive = 0.002
+    sends: Annotated[int, core.Count(1)] = core.static(1)
+    input_step: Annotated[Float[Array, ""] | float | None, core.Number(above=0)] = None
+    weight_step: Annotated[Float[Array, ""] | float | None, core.Number(above=0)] = None
+    sum_bits: Annotated[int | None, core.Count(2, 30)] = core.static(None)
+    signed: bool = core.static(False)
     model: Any = dataclasses.field(default_factory=Linear)
     correction: Correction | None = None
 
@@ -347,8 +338,8 @@ def cut_into_tiles(a: jax.Array, rows: int, axis: int) -> jax.Array:
     return jnp.pad(a, widths).reshape(*a.shape[:axis], count, size, *a.shape[axis + 1 :])
 
 
-@register_setting
-class Wires(Setting):
+@core.register_setting
+class Wires(core.Setting):
     """An ideal array but for the resistance of its column wires.
 
     Attributes:
@@ -362,9 +353,9 @@ class Wires(Setting):
         ValueError: A number is negative, NaN or infinite.
     """
 
-    resistance: NonNegative = 1e-5
-    noise: NonNegative = 0.0
-    weight_bits: Annotated[int, Count(1, 11)] = static(6)
+    resistance: core.NonNegative = 1e-5
+    noise: core.NonNegative = 0.0
+    weight_bits: Annotated[int, core.Count(1, 11)] = core.static(6)
 
     # Counts are voltages, which a converter truncates.
     rounding, noiseless = "floor", Linear.noiseless

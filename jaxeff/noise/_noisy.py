@@ -57,14 +57,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxeff.core import (
-    check_count,
-    check_function,
-    check_key,
-    read_once,
-    single_key,
-    validate,
-)
+from jaxeff import core
 from jaxeff.noise.models import (
     Draw,
     DrawnNoise,
@@ -119,7 +112,7 @@ def draw_ahead(
     return drawn_values
 
 
-@validate()
+@core.validate()
 def noisy(
     f: Callable[..., Any], spec: Mapping[str, Noise | None], *, together: bool = True
 ) -> Callable[..., Any]:
@@ -142,10 +135,10 @@ def noisy(
             specific at one, or a noise model names weights where none of its layers has any.
     """
     check_noise(spec)
-    f = read_once(f)
+    f = core.read_once(f)
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
-        single_key("the first argument, a key,", key)
+        core.single_key("the first argument, a key,", key)
 
         ahead: Ahead = {}
 
@@ -278,13 +271,13 @@ def monte_carlo(
         TypeError: `g` is no function, or a number is none; when called: the key is none.
         ValueError: A number is below 1.
     """
-    check_function("monte_carlo: g", g, "g(key, params, *inputs)")
-    check_count("samples", samples)
+    core.check_function("monte_carlo: g", g, "g(key, params, *inputs)")
+    core.check_count("samples", samples)
     if chunk is not None:
-        check_count("chunk", chunk)
+        core.check_count("chunk", chunk)
 
     def h(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
-        check_key("monte_carlo: key", key)
+        core.check_key("monte_carlo: key", key)
         # The keys don't depend on `chunk`, so neither do the draws.
         keys = jax.random.split(key, samples)
         if chunk is None or chunk >= samples:

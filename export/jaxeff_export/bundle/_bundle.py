@@ -52,7 +52,7 @@ import numpy as np
 from jaxeff.core import function_of_form, instance_of, sequence_of, validate
 from jaxeff_export.artifact import SignatureError, dtype_of
 from jaxeff_export.boards import Board, BoardError, LocalBoard, ProgramBoard, make_board
-from jaxeff_export.bundle import running
+from jaxeff_export.bundle import files, running
 from jaxeff_export.bundle._example import (
     MOST_UNPACKED,
     Example,
@@ -69,15 +69,6 @@ from jaxeff_export.bundle._machine_model import (
     explained,
     model_library,
 )
-from jaxeff_export.bundle.files import (
-    LIBRARY,
-    MANIFEST,
-    BundleError,
-    BundleFolder,
-    DataCheck,
-    Manifest,
-    SelfCheck,
-)
 from jaxeff_export.clib import CLibraryError, require_room
 from jaxeff_export.targets import ToolchainError, is_microcontroller, processor_of, require_extra
 
@@ -86,7 +77,7 @@ if TYPE_CHECKING:
     from jaxeff_export.compiler.passes import LiftedModule
 
 
-class Bundle(BundleFolder):
+class Bundle(files.BundleFolder):
     """A compiled model in a folder; made by `deploy` or `Bundle.load`.
 
     Attributes:
@@ -98,7 +89,7 @@ class Bundle(BundleFolder):
     def __init__(
         self,
         folder: Path,
-        manifest: Manifest,
+        manifest: files.Manifest,
         treedef: Any = None,
         lifted: LiftedModule | None = None,
     ) -> None:
@@ -209,12 +200,12 @@ class Bundle(BundleFolder):
             return runner.session(shared)
 
     @overload
-    def check(self, board: str | Board = "local") -> SelfCheck: ...
+    def check(self, board: str | Board = "local") -> files.SelfCheck: ...
 
     @overload
     def check(
         self, board: str | Board = "local", *, data: tuple[Any, Any], progress: bool | None = None
-    ) -> DataCheck: ...
+    ) -> files.DataCheck: ...
 
     def check(
         self,
@@ -222,7 +213,7 @@ class Bundle(BundleFolder):
         *,
         data: tuple[Any, Any] | None = None,
         progress: bool | None = None,
-    ) -> SelfCheck:
+    ) -> files.SelfCheck:
         """Tells whether a board computes what JAX computes: of the recorded example, or of data.
 
         Codes of floats may differ by one, and results by what that makes: see `SelfCheck`. An
@@ -251,7 +242,7 @@ class Bundle(BundleFolder):
 
     def check_by(
         self, runner: running.Runner, data: tuple[Any, Any] | None, progress: bool | None = None
-    ) -> SelfCheck:
+    ) -> files.SelfCheck:
         """Checks by a runner of this bundle, as `check` does."""
         if data is None:
             return runner.check()
@@ -262,7 +253,7 @@ class Bundle(BundleFolder):
     def _reference(self) -> Callable[[Sequence[np.ndarray]], Sequence[Any]]:
         """Makes what JAX computes from inputs, by the function that the bundle was made of."""
         if self.unpacked is None:
-            raise BundleError(
+            raise files.BundleError(
                 f"the bundle keeps parameters as they were given up to {MOST_UNPACKED >> 20} MiB, "
                 "and has more: run(), and compare with the function itself"
             )
@@ -416,7 +407,7 @@ class Bundle(BundleFolder):
           ToolchainError: if llvm-mca, objdump or the emulator isn't installed, or the core is
             unknown to it.
         """
-        self._read(LIBRARY)
+        self._read(files.LIBRARY)
         if is_microcontroller(self.manifest.machine):
             # Start-up time: only microcontrollers need it.
             from jaxeff_export.clib import model_calls
@@ -429,7 +420,7 @@ class Bundle(BundleFolder):
             return KernelModels.of(models, target, mhz)
         core = core or str(self.manifest.target.get("mcpu", "generic"))
         manifest = self.manifest
-        path, kernels = self.folder / LIBRARY, manifest.kernels
+        path, kernels = self.folder / files.LIBRARY, manifest.kernels
         return KernelModels.of(model_library(path, manifest.machine, core, kernels, like), core)
 
     def explain(self) -> ExplainedKernels:
@@ -485,7 +476,7 @@ class Bundle(BundleFolder):
                     {"kernel": one.name, "milliseconds": one.ms, "cycles": None}
                     for one in self.profile(number=3, repeat=3)
                 ]
-        except (BoardError, BundleError, CLibraryError, ToolchainError) as error:
+        except (BoardError, files.BundleError, CLibraryError, ToolchainError) as error:
             notes.append(f"Not all was measured: {error}")
         facts["check"] = facts["check"] or "It was not checked on a board"
         return facts | {"note": " ".join(notes)}
@@ -495,7 +486,7 @@ class Bundle(BundleFolder):
         if data is not None:
             try:
                 return str(self.check(board, data=data))
-            except (BundleError, ValueError) as error:
+            except (files.BundleError, ValueError) as error:
                 notes.append(f"Not checked over data: {error}.")
         return str(self.check(board))
 
@@ -575,24 +566,29 @@ class Bundle(BundleFolder):
             return self._program_library
 
     def _runner(self, board: Board) -> running.Runner:
-        self._read(LIBRARY)  # a library damaged since would take the process down
+        self._read(files.LIBRARY)  # a library damaged since would take the process down
         if isinstance(board, ProgramBoard):
             # Such a board loads no libraries: the function is exported to C and linked to a
             # program.
             try:
                 library = self._library_of_programs()
             except (CLibraryError, ToolchainError) as error:
-                raise BundleError(str(error)) from error
+                raise files.BundleError(str(error)) from error
             return running.ProgramRunner(self.manifest, library, self.recorded, board, self.treedef)
         return running.Runner(
-            self.manifest, self.folder / LIBRARY, self.operands, self.recorded, board, self.treedef
+            self.manifest,
+            self.folder / files.LIBRARY,
+            self.operands,
+            self.recorded,
+            board,
+            self.treedef,
         )
 
     def _require_fit(self, board: Board) -> None:
         require_extra("tvm", "running a bundle")
         manifest = self.manifest
         if board.machine is not None and board.machine != manifest.machine:
-            raise BundleError(
+            raise files.BundleError(
                 f"the library is for {manifest.machine} ({manifest.target_name}), the board "
                 f"{board.name} is {board.machine}; run it on a board of its kind (emulated:<core> "
                 "runs the named cores), or deploy for this one"
@@ -601,16 +597,18 @@ class Bundle(BundleFolder):
             lacking = board.missing_features(manifest.target)
         except Exception as error:  # TVM has several kinds for a target it doesn't know
             reason = (str(error).strip().splitlines() or ["it gives no reason"])[-1]
-            raise BundleError(f"TVM does not know the target of {MANIFEST}: {reason}") from error
+            raise files.BundleError(
+                f"TVM does not know the target of {files.MANIFEST}: {reason}"
+            ) from error
         if lacking:
-            raise BundleError(
+            raise files.BundleError(
                 f"the library was compiled for {manifest.target.get('mcpu')}, the board "
                 f"{board.name} lacks its {', '.join(lacking)}; deploy for this board's processor"
             )
         # Compiled libraries call into TVM's runtime, whose interface changes with its version.
         compiled_by, here = manifest.versions["apache-tvm"], metadata.version("apache-tvm")
         if compiled_by != here:
-            raise BundleError(
+            raise files.BundleError(
                 f"the library was compiled by TVM {compiled_by}, this is TVM {here}; deploy it "
                 f"again or install apache-tvm=={compiled_by}"
             )
@@ -631,7 +629,7 @@ class BoardResult(Generic[_T]):
 
     board: str
     result: _T | None
-    error: BoardError | BundleError | None
+    error: BoardError | files.BundleError | None
 
 
 @validate(
@@ -690,5 +688,5 @@ def _outcome(
             bundle._require_timed(board)
         with bundle.on(board) as runner:
             return BoardResult(name, work(runner), None)
-    except (BoardError, BundleError) as error:
+    except (BoardError, files.BundleError) as error:
         return BoardResult(name, None, error)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jaxeff_export import targets
 from jaxeff_export.cli._terminal import (
     BundlePath,
     Seed,
@@ -18,13 +19,6 @@ from jaxeff_export.cli._terminal import (
     table,
 )
 from jaxeff_export.schedules import TuningError
-from jaxeff_export.targets import (
-    PROCESSORS,
-    TargetError,
-    processor_of,
-    resolve_target,
-    target_names,
-)
 
 if TYPE_CHECKING:
     from jaxeff_export.bundle import Bundle
@@ -47,7 +41,7 @@ def compile_bundle(
         ),
     ] = None,
     target: Annotated[
-        str, typer.Option(help=f"{', '.join(target_names())}, or a TVM target as JSON.")
+        str, typer.Option(help=f"{', '.join(targets.target_names())}, or a TVM target as JSON.")
     ] = "host",
     parameters: Annotated[
         int | None,
@@ -118,12 +112,14 @@ def _compile(
 
 def _target(target: str) -> str | Mapping[str, Any]:
     if not target.lstrip().startswith("{"):
-        resolve_target(target)  # what nobody knows is better told before the work than after it
+        targets.resolve_target(
+            target
+        )  # what nobody knows is better told before the work than after it
         return target
     try:
-        return resolve_target(json.loads(target))
+        return targets.resolve_target(json.loads(target))
     except json.JSONDecodeError as error:
-        raise TargetError(f"--target is no JSON: {error}") from error
+        raise targets.TargetError(f"--target is no JSON: {error}") from error
 
 
 _COLUMNS = ("parameters", "reads", "writes", "scratch", "live")
@@ -302,8 +298,10 @@ def spotter(
     emulated core; the page says how right and how sure it is, and what it takes.
     """
     with failures_in_one_line():
-        if processor_of(resolve_target(target)) is None:
-            raise TargetError(f"{target} is no microcontroller, such as {', '.join(PROCESSORS)}")
+        if targets.processor_of(targets.resolve_target(target)) is None:
+            raise targets.TargetError(
+                f"{target} is no microcontroller, such as {', '.join(targets.PROCESSORS)}"
+            )
         # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.cli._spotter import build
 

@@ -25,20 +25,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxeff.store import atomic_folder, write_atomically
+from jaxeff_export import targets
 from jaxeff_export.artifact import TensorSpec
 from jaxeff_export.clib import _objects as objects
 from jaxeff_export.clib import codegen
 from jaxeff_export.clib._objects import CLibraryError, Sizes, require_room
 from jaxeff_export.clib._packages import Package, cpp_header, facts_of, package_files, require_style
 from jaxeff_export.clib._steps import CallCost, steps_of
-from jaxeff_export.targets import (
-    CToolchain,
-    find_c_toolchain,
-    has_double_precision,
-    name_of,
-    processor_of,
-    target_machine,
-)
 
 if TYPE_CHECKING:
     import tvm
@@ -143,7 +136,7 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
         ToolchainError: if a compiler is missing, or fails.
     """
     _require_its_floats(order)
-    tools = find_c_toolchain(order.target)
+    tools = targets.find_c_toolchain(order.target)
     # The name becomes part of every symbol: it is not changed behind the caller's back.
     if order.name != codegen.identifier(order.name):
         raise CLibraryError(
@@ -161,14 +154,14 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
             "source=True is one C file that has its parameters, runs on its caller's thread and is "
             "a part of any project: leave embed, threads and style at their defaults"
         )
-    core = name_of(order.target)
+    core = targets.name_of(order.target)
     require_style(order.style, core, embed=order.embed, threads=order.threads)
     with atomic_folder(path, FACTS, own_files) as folder:
         library, sizes, needs = _compile(order, tools, folder)
         # Without `-o` and a name, which whoever builds it adds.
-        build = codegen.example.example_command(library, tools, target_machine(order.target), "")[
-            :-2
-        ]
+        build = codegen.example.example_command(
+            library, tools, targets.target_machine(order.target), ""
+        )[:-2]
         _write_example(order, library, tools, sizes, folder)
         facts: dict[str, Any] = {"format": "jaxeff-c-library"}
         if not order.source:
@@ -227,14 +220,14 @@ def scheduled(order: LibraryParts) -> tuple[tvm.IRModule, Any]:
         target["num-cores"] = order.threads
     module = compilation.schedule_module(order.module, target, order.tuned)
     module = with_views(shortcuts_in_bands(module))
-    if processor_of(order.target):
+    if targets.processor_of(order.target):
         module = with_narrow_constants(module)
     return module, compilation.compilation_target(target)
 
 
 def _require_its_floats(order: LibraryParts) -> None:
     """Refuses float64 where the processor has no unit for it, as JAX_ENABLE_X64 makes it."""
-    if has_double_precision(order.target):
+    if targets.has_double_precision(order.target):
         return
     dtypes = {
         **{f"argument {spec.name}": spec.dtype for spec in order.inputs},
@@ -250,17 +243,17 @@ def _require_its_floats(order: LibraryParts) -> None:
 
 
 def _compile(
-    order: LibraryParts, tools: CToolchain, folder: Path
+    order: LibraryParts, tools: targets.CToolchain, folder: Path
 ) -> tuple[codegen.driver.Library, Sizes, tuple[str, ...]]:
     """Writes and compiles the library, and lists what it takes from elsewhere."""
     # TVM, as above.
     from jaxeff_export.clib import _kernels as lowering
     from jaxeff_export.clib._program import plan, program_of
 
-    n, machine = order.name, target_machine(order.target)
+    n, machine = order.name, targets.target_machine(order.target)
     wide = 64 if machine in ("x86_64", "aarch64") else 16  # a line of the cache; a vector
     module, where = scheduled(order)
-    stack = lowering.FEW_STACK_BYTES if processor_of(order.target) else lowering.STACK_BYTES
+    stack = lowering.FEW_STACK_BYTES if targets.processor_of(order.target) else lowering.STACK_BYTES
     program = program_of(module, len(order.operands))
     # Fields of its own that the struct may have: an argument of such a name gets another one.
     ours = {"parameters": not order.embed, codegen.driver.THREADS_FIELD: order.threads > 1}
@@ -328,7 +321,7 @@ def _compile(
 
 def _require_room(order: LibraryParts, sizes: Sizes) -> None:
     """Refuses a library that the memories don't hold."""
-    processor = processor_of(order.target)
+    processor = targets.processor_of(order.target)
     # A microcontroller's memories are known; elsewhere only what the caller names is a limit.
     flash, ram = processor.limits if processor else (None, None)
     flash = flash if order.flash is None else order.flash
@@ -336,7 +329,9 @@ def _require_room(order: LibraryParts, sizes: Sizes) -> None:
     require_room(sizes, flash, ram, embedded=order.embed)
 
 
-def _code_files(order: LibraryParts, tools: CToolchain, module: Any, workspace: Path) -> list[Path]:
+def _code_files(
+    order: LibraryParts, tools: targets.CToolchain, module: Any, workspace: Path
+) -> list[Path]:
     """Returns the object files of a library's code: its driver, and kernels that aren't source."""
     from jaxeff_export.operators.integer import dual_functions  # TVM, as above
 
@@ -361,12 +356,16 @@ def _made_for(order: LibraryParts) -> str:
     """Says what a library can be built with."""
     if order.source:
         return "any compiler of C99"
-    machine = target_machine(order.target)
+    machine = targets.target_machine(order.target)
     return f"{order.target_name} ({order.target.get('mcpu', machine)}, {machine})"
 
 
 def _pack(
-    order: LibraryParts, library: codegen.driver.Library, tools: CToolchain, core: str, folder: Path
+    order: LibraryParts,
+    library: codegen.driver.Library,
+    tools: targets.CToolchain,
+    core: str,
+    folder: Path,
 ) -> Package:
     """Writes the header for C++, and what the style adds to the folder."""
     n = order.name
@@ -382,7 +381,7 @@ def _pack(
 
 def _is_arm(order: LibraryParts) -> bool:
     """Tells whether it is 32-bit ARM, whose assembler has marks of its own."""
-    return target_machine(order.target).startswith(("arm", "thumb"))
+    return targets.target_machine(order.target).startswith(("arm", "thumb"))
 
 
 def _write_parameters(library: codegen.driver.Library, folder: Path, *, arm: bool) -> None:
@@ -395,7 +394,7 @@ def _write_parameters(library: codegen.driver.Library, folder: Path, *, arm: boo
 def _write_example(
     order: LibraryParts,
     library: codegen.driver.Library,
-    tools: CToolchain,
+    tools: targets.CToolchain,
     sizes: Sizes,
     folder: Path,
 ) -> None:
@@ -411,17 +410,17 @@ def _write_example(
         )
         write_atomically(folder / "recorded.S", text)
     write_atomically(folder / "main.c", codegen.example.main_c(library, recorded, order.tolerances))
-    core = name_of(order.target)
+    core = targets.name_of(order.target)
     readme = codegen.example.readme(library, tools, core, order.target, sizes)
     write_atomically(folder / "README.md", readme)
     write_atomically(
         folder / "CMakeLists.txt",
-        codegen.example.cmake(library, tools, target_machine(order.target)),
+        codegen.example.cmake(library, tools, targets.target_machine(order.target)),
     )
     if tools.board:
         # The linker script describes the emulated board; a caller who names more memory gets it.
         board = codegen.example.at_least(tools.board, order.flash, order.ram)
         for file, content in codegen.example.start_files(
-            board, target_machine(order.target)
+            board, targets.target_machine(order.target)
         ).items():
             write_atomically(folder / file, content)

@@ -24,17 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxeff.compression.post_training import _multiplication as multiplication
 from jaxeff.compression.post_training._layerwise import PostTrained, with_leaves
-from jaxeff.compression.post_training._multiplication import (
-    Multiplication,
-    Origin,
-    mean_per_entry,
-    multiplications,
-    origin,
-    parameter_values,
-    producers,
-    users,
-)
 from jaxeff.core import as_arguments, check_count, input_batch, spec_of, static_integer, validate
 from jaxeff.program import Layer, Program, trace
 from jaxeff.program.ir import Value
@@ -58,8 +49,8 @@ class Source:
         channels: For each entry of the layer's output, its channel, counted over groups.
     """
 
-    at: Multiplication
-    bias: Origin | None
+    at: multiplication.Multiplication
+    bias: multiplication.Origin | None
     bias_channels: Labels | None
     channels: Labels
 
@@ -75,7 +66,7 @@ class LayerPair:
     """
 
     first: Source
-    second: Multiplication
+    second: multiplication.Multiplication
     channels: Int[np.ndarray, "groups inputs"]
 
 
@@ -85,8 +76,8 @@ def pairs(program: Program, leaves: Sequence[Any]) -> list[LayerPair]:
     Parameters are looked at, data isn't. Returns pairs in order of execution, whose first layer's
     result is read along one way only.
     """
-    linear, _ = multiplications(program)
-    env = parameter_values(program, leaves)
+    linear, _ = multiplication.multiplications(program)
+    env = multiplication.parameter_values(program, leaves)
     readers, results = readers_of(program)
     layer_pairs: list[LayerPair] = []
     for at in linear.values():
@@ -111,7 +102,10 @@ def readers_of(program: Program) -> tuple[dict[Value, list[Layer]], set[Value]]:
 
 
 def source(
-    program: Program, at: Multiplication, leaves: Sequence[Any], env: Mapping[Value, Any]
+    program: Program,
+    at: multiplication.Multiplication,
+    leaves: Sequence[Any],
+    env: Mapping[Value, Any],
 ) -> Source | None:
     """Describes a layer's output channels; None where its bias is shared or computed."""
     channels = output_channels(at)
@@ -120,8 +114,10 @@ def source(
         return None
     if not biases:
         return Source(at, None, None, channels)
-    bias = origin(program, at.layer.inputs[biases[0]], producers(program), grows=True)
-    if bias is None or users(program, bias.path) != [at.layer.site]:
+    bias = multiplication.origin(
+        program, at.layer.inputs[biases[0]], multiplication.producers(program), grows=True
+    )
+    if bias is None or multiplication.users(program, bias.path) != [at.layer.site]:
         return None
     values = [env.get(v, zeros_like(v)) for v in at.layer.inputs]
     if jnp.finfo(leaves[bias.leaf].dtype).bits < _FULL:
@@ -129,11 +125,15 @@ def source(
     # The mean of channel numbers over the places that a bias entry adds to is that entry's
     # channel.
     labels = channels.astype(np.float32)
-    entries = mean_per_entry(at.layer, bias, biases[0], leaves[bias.leaf], values, labels)
+    entries = multiplication.mean_per_entry(
+        at.layer, bias, biases[0], leaves[bias.leaf], values, labels
+    )
     return Source(at, bias, np.rint(np.asarray(entries, np.float64)).astype(int), channels)
 
 
-def _by_digits(at: Multiplication, bias: Origin, leaf: Array, channels: Labels) -> Labels:
+def _by_digits(
+    at: multiplication.Multiplication, bias: multiplication.Origin, leaf: Array, channels: Labels
+) -> Labels:
     """Finds the channel of each entry of a bias in narrow floats, which add no long sums up."""
     entries, weight = np.zeros(channels.shape, int), 1
     numbers = np.arange(leaf.size)
@@ -150,7 +150,7 @@ def _by_digits(at: Multiplication, bias: Origin, leaf: Array, channels: Labels) 
     return labels.reshape(leaf.shape)
 
 
-def output_channels(at: Multiplication) -> Labels | None:
+def output_channels(at: multiplication.Multiplication) -> Labels | None:
     """Finds the channel of every entry of a layer's output, counted over groups.
 
     None where an entry is made of no weight, as between those of a dilated image.
@@ -176,9 +176,9 @@ def _way(
     first: Layer,
     readers: Mapping[Value, Sequence[Layer]],
     results: set[Value],
-    linear: Mapping[str, Multiplication],
+    linear: Mapping[str, multiplication.Multiplication],
     env: Mapping[Value, Any],
-) -> tuple[list[Layer], Multiplication] | None:
+) -> tuple[list[Layer], multiplication.Multiplication] | None:
     """Finds the layers between a linear layer and the next one, if that is its only reader."""
     between: list[Layer] = []
     layer = first
@@ -199,7 +199,10 @@ def _way(
 
 
 def _carried(
-    first: Source, between: Sequence[Layer], second: Multiplication, env: Mapping[Value, Any]
+    first: Source,
+    between: Sequence[Layer],
+    second: multiplication.Multiplication,
+    env: Mapping[Value, Any],
 ) -> Int[np.ndarray, "groups inputs"] | None:
     """Finds the first layer's channel behind each input of the second; None without one."""
     value = first.at.layer.outputs[0]
@@ -238,7 +241,7 @@ def _carried(
 
 
 def labels_of_inputs(
-    second: Multiplication, labels: Labels
+    second: multiplication.Multiplication, labels: Labels
 ) -> Int[np.ndarray, "groups inputs"] | None:
     """Finds the label of each input of a layer, if all rows agree; padding counts as none."""
     # First the label of each input, then a check of all rows: they agree, but for the padding.
@@ -284,9 +287,9 @@ def labels_of(run: Callable[[Any], Array], count: int) -> Labels | None:
     return None if (labels >= count).any() else np.where(alive, labels, -1)
 
 
-def alone(program: Program, at: Multiplication) -> bool:
+def alone(program: Program, at: multiplication.Multiplication) -> bool:
     """Returns whether no other layer reads the weight."""
-    return users(program, at.origin.path) == [at.layer.site]
+    return multiplication.users(program, at.origin.path) == [at.layer.site]
 
 
 def zeros_like(value: Value) -> np.ndarray:
@@ -371,7 +374,7 @@ def rescale(pair: LayerPair, leaves: list[Any], scale: Float[np.ndarray, " chann
 
 
 def weights_of(
-    at: Multiplication, leaves: Sequence[Any]
+    at: multiplication.Multiplication, leaves: Sequence[Any]
 ) -> Float[np.ndarray, "groups inputs outputs"]:
     """Returns the weights of a layer as matrices."""
     w = np.asarray(at.origin.to_input(leaves[at.origin.leaf]))
@@ -379,7 +382,9 @@ def weights_of(
 
 
 def replace_weights(
-    at: Multiplication, leaves: list[Any], matrix: Float[np.ndarray, "groups inputs outputs"]
+    at: multiplication.Multiplication,
+    leaves: list[Any],
+    matrix: Float[np.ndarray, "groups inputs outputs"],
 ) -> None:
     """Puts matrices in the place of a layer's weights, among the flattened arguments."""
     leaf = leaves[at.origin.leaf]
@@ -417,8 +422,8 @@ class Gain:
     """
 
     layer: Layer
-    vectors: tuple[Origin, ...]
-    readers: tuple[tuple[Multiplication, Int[np.ndarray, "groups inputs"]], ...]
+    vectors: tuple[multiplication.Origin, ...]
+    readers: tuple[tuple[multiplication.Multiplication, Int[np.ndarray, "groups inputs"]], ...]
 
     def divide(self, leaves: list[Any], scale: Float[np.ndarray, " channels"]) -> None:
         """Divides the vectors by a scale, and multiplies it into the weights of the readers."""
@@ -431,14 +436,14 @@ class Gain:
 
 
 def gains(
-    program: Program, leaves: Sequence[Any], linear: Mapping[str, Multiplication]
+    program: Program, leaves: Sequence[Any], linear: Mapping[str, multiplication.Multiplication]
 ) -> list[Gain]:
     """Finds the layers whose vectors of parameters multiply what linear layers read.
 
     Parameters are looked at, data isn't.
     """
     readers, results = readers_of(program)
-    env = parameter_values(program, leaves)
+    env = multiplication.parameter_values(program, leaves)
     scaled: list[Gain] = []
     for layer in program.layers:
         if layer.site in linear or len(layer.outputs) != 1 or layer.kind == "control flow":
@@ -457,18 +462,18 @@ def gains(
 def _gain(
     program: Program,
     layer: Layer,
-    reading: Sequence[Multiplication],
+    reading: Sequence[multiplication.Multiplication],
     leaves: Sequence[Any],
     env: Mapping[Value, Any],
 ) -> Gain | None:
-    makers = producers(program)
+    makers = multiplication.producers(program)
     vectors = {
         i: at
         for i, v in enumerate(layer.inputs)
-        if v.is_weight and (at := origin(program, v, makers, grows=True)) is not None
+        if v.is_weight and (at := multiplication.origin(program, v, makers, grows=True)) is not None
     }
     sizes = {jnp.shape(leaves[at.leaf]) for at in vectors.values()}
-    shared = any(users(program, at.path) != [layer.site] for at in vectors.values())
+    shared = any(multiplication.users(program, at.path) != [layer.site] for at in vectors.values())
     if shared or len(sizes) != 1 or len(*sizes) != 1:
         return None
     ((count,),) = sizes
@@ -491,7 +496,7 @@ def _gain(
     for reader in reading:
 
         @jax.jit
-        def read(scales: Array, reader: Multiplication = reader) -> Array:
+        def read(scales: Array, reader: multiplication.Multiplication = reader) -> Array:
             known = {layer.outputs[0]: result(scales)}
             return reader.reads([known.get(v, zeros_like(v)) for v in reader.layer.inputs])
 

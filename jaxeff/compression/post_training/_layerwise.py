@@ -20,13 +20,7 @@ from jaxtyping import Array
 
 from jaxeff.compression import _quantized
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
-from jaxeff.compression.post_training._multiplication import (
-    Matrix,
-    Multiplication,
-    multiplications,
-    parameter_values,
-    users,
-)
+from jaxeff.compression.post_training import _multiplication as multiplication
 from jaxeff.core import as_arguments
 from jaxeff.program import (
     Layer,
@@ -58,22 +52,22 @@ class RoundingProblem:
         run: Programs that layers share.
     """
 
-    at: Multiplication
+    at: multiplication.Multiplication
     tensor: Tensor
     quantizer: Quantizer
-    weights: Matrix
+    weights: multiplication.Matrix
     exact: Array
     quantized: Array
     dtype: Any
     run: SharedPrograms
 
     @cached_property
-    def round(self) -> Callable[[Matrix], Matrix]:
+    def round(self) -> Callable[[multiplication.Matrix], multiplication.Matrix]:
         """`nearest`, compiled."""
         return jax.jit(self.nearest)
 
     @cached_property
-    def numbers(self) -> tuple[Matrix, ...]:
+    def numbers(self) -> tuple[multiplication.Matrix, ...]:
         """Numbers of groups and of inputs, as matrices like the weights; none of other methods."""
         by_entry = getattr(self.quantizer, "by_entry", None)
         if by_entry is None:
@@ -81,7 +75,9 @@ class RoundingProblem:
         shape = self.at.contraction.weight(np.zeros_like(self.weights)).shape
         return tuple(map(self.at.contraction.matrix, by_entry(shape, self.tensor)))
 
-    def nearest(self, matrix: Matrix, *numbers: Matrix) -> Matrix:
+    def nearest(
+        self, matrix: multiplication.Matrix, *numbers: multiplication.Matrix
+    ) -> multiplication.Matrix:
         """Rounds to values of the grid; weights of all inputs, or of a single one.
 
         Args:
@@ -90,7 +86,9 @@ class RoundingProblem:
         """
         return self.nearest_of(self.quantizer, matrix, *numbers)
 
-    def nearest_of(self, quantizer: Any, matrix: Matrix, *numbers: Matrix) -> Matrix:
+    def nearest_of(
+        self, quantizer: Any, matrix: multiplication.Matrix, *numbers: multiplication.Matrix
+    ) -> multiplication.Matrix:
         """Rounds as `nearest`, by a quantizer that may be traced."""
         weight = self.at.contraction.weight(matrix).astype(self.dtype)
         # A single input is no group: the method by itself, with the numbers of its entries.
@@ -102,7 +100,7 @@ class RoundingProblem:
         return self.at.contraction.matrix(values).astype(jnp.float32)
 
 
-Solve = Callable[[RoundingProblem], Matrix]
+Solve = Callable[[RoundingProblem], multiplication.Matrix]
 
 
 class PostTrained(NamedTuple):
@@ -154,7 +152,7 @@ class ModelReading(NamedTuple):
 
     program: Program
     settings: Mapping[str, LayerQuantization]
-    linear: dict[str, Multiplication]
+    linear: dict[str, multiplication.Multiplication]
     refused: dict[str, str]
     leaves: list[Any]
 
@@ -174,7 +172,7 @@ def read_model(
     program = trace(f, params, *args)
     settings = _quantized.settings_of(spec, program)
     leaves = jax.tree.leaves((params, *args))
-    return ModelReading(program, settings, *multiplications(program), leaves)
+    return ModelReading(program, settings, *multiplication.multiplications(program), leaves)
 
 
 def on_grids(
@@ -291,7 +289,7 @@ def side_by_side(
     leaves them to the layer's setting. `run` has programs that layers share; new ones by default.
     """
     run = SharedPrograms() if run is None else run
-    exact = parameter_values(program, leaves)
+    exact = multiplication.parameter_values(program, leaves)
     quantized_env = dict(exact)
     # Values are freed after their last reader: two copies of every activation are held
     # otherwise.
@@ -361,12 +359,15 @@ def _run(layer: Layer, rule: Rule, values: Sequence[Any]) -> Sequence[Any]:
 
 
 def check_users(
-    where: str, program: Program, here: Multiplication, linear: Mapping[str, Multiplication]
+    where: str,
+    program: Program,
+    here: multiplication.Multiplication,
+    linear: Mapping[str, multiplication.Multiplication],
 ) -> None:
     """Checks that no other kind of layer reads a weight."""
     others = [
         site
-        for site in users(program, here.origin.path)
+        for site in multiplication.users(program, here.origin.path)
         if site not in linear or linear[site].origin.path != here.origin.path
     ]
     if others:

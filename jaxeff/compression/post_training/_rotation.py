@@ -19,13 +19,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxeff.compression._quantized import is_look_up, rows_of
 from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.compression.post_training import _channels, _layerwise
-from jaxeff.compression.post_training._multiplication import (
-    Multiplication,
-    Origin,
-    origin,
-    producers,
-    users,
-)
+from jaxeff.compression.post_training import _multiplication as multiplication
 from jaxeff.compression.post_training._scaling import check_open
 from jaxeff.compression.quantizers import Rotated, turned
 from jaxeff.core import input_batch, single_key, validate
@@ -56,10 +50,10 @@ class Stream:
     """
 
     size: int
-    written: list[Multiplication] = field(default_factory=list)
-    biases: list[Origin] = field(default_factory=list)
-    tables: list[Origin] = field(default_factory=list)
-    read: list[Multiplication] = field(default_factory=list)
+    written: list[multiplication.Multiplication] = field(default_factory=list)
+    biases: list[multiplication.Origin] = field(default_factory=list)
+    tables: list[multiplication.Origin] = field(default_factory=list)
+    read: list[multiplication.Multiplication] = field(default_factory=list)
     norms: list[_channels.Gain] = field(default_factory=list)
     free: bool = True
 
@@ -74,7 +68,10 @@ class Stream:
 
 
 def streams(
-    program: Program, leaves: Sequence[Any], linear: Mapping[str, Multiplication], seed: int
+    program: Program,
+    leaves: Sequence[Any],
+    linear: Mapping[str, multiplication.Multiplication],
+    seed: int,
 ) -> list[Stream]:
     """Finds the streams that can be turned.
 
@@ -97,10 +94,10 @@ class _Reader:
         self,
         program: Program,
         leaves: Sequence[Any],
-        linear: Mapping[str, Multiplication],
+        linear: Mapping[str, multiplication.Multiplication],
         seed: int,
     ):
-        self.program, self.linear, self.makers = program, linear, producers(program)
+        self.program, self.linear, self.makers = program, linear, multiplication.producers(program)
         self.seed = seed
         self.of: dict[Value, Value] = {}
         self.roots: dict[Value, Stream] = {}
@@ -144,7 +141,7 @@ class _Reader:
             value = self.of[value]
         return value
 
-    def _product(self, layer: Layer, at: Multiplication) -> None:
+    def _product(self, layer: Layer, at: multiplication.Multiplication) -> None:
         contraction = at.contraction
         operand = at.node.inputs[1 - contraction.side]
         is_matrix = not contraction.is_convolution and contraction.groups == 1
@@ -172,18 +169,18 @@ class _Reader:
         else:
             self.pin(out)
 
-    def _has_weight_to_itself(self, at: Multiplication) -> bool:
+    def _has_weight_to_itself(self, at: multiplication.Multiplication) -> bool:
         """Returns whether a weight is this layer's, but for a table that rows are taken from."""
         looked = [la.site for la in self.program.layers if is_look_up(la)]
-        others = set(users(self.program, at.origin.path)) - {at.layer.site}
+        others = set(multiplication.users(self.program, at.origin.path)) - {at.layer.site}
         return _channels.alone(self.program, at) or others <= set(looked)
 
-    def _bias(self, layer: Layer) -> list[Origin] | None:
+    def _bias(self, layer: Layer) -> list[multiplication.Origin] | None:
         """Returns the parameters added to a product's outputs; None where they can't be turned."""
         biases = []
         for i in layer.biases:
-            bias = origin(self.program, layer.inputs[i], self.makers, grows=True)
-            if bias is None or users(self.program, bias.path) != [layer.site]:
+            bias = multiplication.origin(self.program, layer.inputs[i], self.makers, grows=True)
+            if bias is None or multiplication.users(self.program, bias.path) != [layer.site]:
                 return None
             if len(bias.value.aval.shape) != 1:
                 return None
@@ -191,13 +188,15 @@ class _Reader:
         return biases
 
     def _looks_up(self, layer: Layer) -> bool:
-        table = origin(self.program, layer.inputs[0], self.makers)
+        table = multiplication.origin(self.program, layer.inputs[0], self.makers)
         (out,) = layer.outputs
         shape = layer.inputs[0].aval.shape
         if table is None or table.nodes or len(shape) != 2 or rows_of(layer) != (0,):
             return False
         # A tied head turns with its table: (T H)^T is H^T T^T.
-        heads = {site for site in users(self.program, table.path) if site != layer.site}
+        heads = {
+            site for site in multiplication.users(self.program, table.path) if site != layer.site
+        }
         if heads - {s for s, at in self.linear.items() if at.origin.leaf == table.leaf}:
             return False
         if out.aval.shape[-1] != shape[1]:

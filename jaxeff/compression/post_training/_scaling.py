@@ -11,18 +11,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxeff.compression._quantized import of_inputs
 from jaxeff.compression.numerics import LayerQuantization, Method, Quantizer, Tensor
+from jaxeff.compression.post_training import _layerwise as layerwise
 from jaxeff.compression.post_training._channels import LayerPair, gains, pairs, rescale, weights_of
-from jaxeff.compression.post_training._layerwise import (
-    PostTrained,
-    check_finite,
-    check_kept,
-    check_users,
-    read_model,
-    rounded,
-    start,
-    started_spec,
-    with_leaves,
-)
 from jaxeff.compression.post_training._multiplication import Multiplication
 from jaxeff.compression.quantizers import Scaled
 from jaxeff.core import check_count, input_batch, probability, static_integer, validate
@@ -40,7 +30,7 @@ def awq(
     *,
     points: int = 20,
     fold: bool = True,
-) -> PostTrained:
+) -> layerwise.PostTrained:
     """Scales inputs of layers by how large they are, and rounds weights to the nearest values.
 
     For a layer x W the scale s of its inputs minimises E|x W - (x / s) Q(s W)|^2 among s =
@@ -83,7 +73,7 @@ def awq(
         Lin et al., "AWQ: Activation-aware Weight Quantization", arXiv:2306.00978.
     """
     check_count("awq: points", points)
-    program, settings, linear, refused, leaves = read_model("awq", f, params, batch, spec)
+    program, settings, linear, refused, leaves = layerwise.read_model("awq", f, params, batch, spec)
     run = SharedPrograms()
     sites: dict[str, tuple[Multiplication, Quantizer, Tensor, Array, Array]] = {}
 
@@ -98,9 +88,9 @@ def awq(
                     "None there."
                 )
             at = linear[layer.site]
-            check_users("awq", program, at, {layer.site: at})
+            layerwise.check_users("awq", program, at, {layer.site: at})
             x = at.reads(values)
-            check_finite("awq", layer.site, weights=values[at.index], inputs=x)
+            layerwise.check_finite("awq", layer.site, weights=values[at.index], inputs=x)
             sites[layer.site] = (at, *weights[0], at.moment(x, x, run), at.magnitude(x, run))
         return plain_rule(layer, key, *values)
 
@@ -128,12 +118,14 @@ def awq(
         w = at.origin.to_input(leaf)
         if site in scales:
             quantizer = Scaled(quantizer, narrow(at, scales[site]))
-        method = start(quantizer, w, tensor)
-        new = rounded(run, method, tensor, w)
-        check_kept("awq", method, new, tensor, run)
+        method = layerwise.start(quantizer, w, tensor)
+        new = layerwise.rounded(run, method, tensor, w)
+        layerwise.check_kept("awq", method, new, tensor, run)
         leaves[at.origin.leaf] = at.origin.to_leaf(new, leaf)
         started[site] = method
-    return PostTrained(f, with_leaves(params, leaves), started_spec(program, settings, started))
+    return layerwise.PostTrained(
+        f, layerwise.with_leaves(params, leaves), layerwise.started_spec(program, settings, started)
+    )
 
 
 def _search(
@@ -161,7 +153,7 @@ def _search(
         rows = scale[channels][:, :, None]
         scaled = at.contraction.weight(w * rows).astype(dtype)
         # The range follows the scaled weights, as it will in the result.
-        values = start(quantizer, scaled, tensor).quantize(scaled, tensor)
+        values = layerwise.start(quantizer, scaled, tensor).quantize(scaled, tensor)
         # The error of Q(w s) / s against w, as the layer's inputs weigh it.
         difference = at.contraction.matrix(values).astype(jnp.float32) / rows - w
         # Not as the excess over weights of zero: XLA's CPU back end of jaxlib 0.10.2 returns
@@ -230,7 +222,7 @@ def smooth_quant(
     *,
     alpha: float = 0.5,
     fold: bool = True,
-) -> PostTrained:
+) -> layerwise.PostTrained:
     """Moves the sizes of activations' channels into weights.
 
     With a scale of each input channel j (Xiao et al., eq. 4),
@@ -276,7 +268,9 @@ def smooth_quant(
     References:
         Xiao et al., "SmoothQuant", arXiv:2211.10438.
     """
-    program, settings, linear, _, leaves = read_model("smooth_quant", f, params, batch, spec)
+    program, settings, linear, _, leaves = layerwise.read_model(
+        "smooth_quant", f, params, batch, spec
+    )
     reads: dict[str, _Read] = {}
 
     def measure(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
@@ -286,7 +280,7 @@ def smooth_quant(
             at = linear[layer.site]
             check_open("smooth_quant", layer, setting, values)
             x = at.reads(values)
-            check_finite("smooth_quant", layer.site, weights=values[at.index], inputs=x)
+            layerwise.check_finite("smooth_quant", layer.site, weights=values[at.index], inputs=x)
             reads[layer.site] = _Read(at, np.asarray(at.largest(x), np.float64), x)
         return plain_rule(layer, key, *values)
 
@@ -301,7 +295,9 @@ def smooth_quant(
     for site, read in reads.items():
         if site not in folded:
             kept[site] = _kept(read, settings[site], leaves, alpha)
-    return PostTrained(f, with_leaves(params, leaves), started_spec(program, kept, {}))
+    return layerwise.PostTrained(
+        f, layerwise.with_leaves(params, leaves), layerwise.started_spec(program, kept, {})
+    )
 
 
 def _fold(

@@ -32,13 +32,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation.dependence import (
-    SHARED,
-    Labels,
-    WholeLayer,
-    follow_lineages,
-    identity,
-)
+from jaxeff.moment_propagation import dependence
 from jaxeff.moment_propagation.shared_kernels import _terms
 from jaxeff.moment_propagation.shared_kernels._layouts import (
     BATCH,
@@ -302,7 +296,9 @@ def shared_parameters(layer: Layer, random: Collection[Value], layout: Axes) -> 
     result = layer.outputs[0]
     parameters = {}
     for value in random:
-        lineages, _ = follow_lineages(layer.nodes, {value: {value: identity(value.aval.shape)}})
+        lineages, _ = dependence.follow_lineages(
+            layer.nodes, {value: {value: dependence.identity(value.aval.shape)}}
+        )
         labels = lineages.get(result, {}).get(value)
         if labels is None:
             continue
@@ -311,9 +307,9 @@ def shared_parameters(layer: Layer, random: Collection[Value], layout: Axes) -> 
             for x, a, n in zip(labels, layout, result.aval.shape, strict=True)
             if a not in (BATCH, CHANNEL) and n != 1
         ]
-        if all(x == SHARED for x in places):
+        if all(x == dependence.SHARED for x in places):
             parameters[value] = any(
-                x == SHARED for x, a in zip(labels, layout, strict=True) if a == CHANNEL
+                x == dependence.SHARED for x, a in zip(labels, layout, strict=True) if a == CHANNEL
             )
     return parameters
 
@@ -340,7 +336,7 @@ class PositionMap(NamedTuple):
         if not layer.nodes or len(layer.outputs) != 1 or layer.kind == "control flow":
             return None
         shape, result = value.aval.shape, layer.outputs[0]
-        labels = _labels(layer, value, identity(shape))
+        labels = _labels(layer, value, dependence.identity(shape))
         if labels is None:
             return None
         kept = [layout[x] if isinstance(x, int) else None for x in labels]
@@ -357,8 +353,8 @@ class PositionMap(NamedTuple):
         return cls(positions_after, combined_axes(layer, value, layout))
 
 
-def _labels(layer: Layer, value: Value, labels: Labels) -> Labels | None:
-    lineages, _ = follow_lineages(layer.nodes, {value: {value: labels}})
+def _labels(layer: Layer, value: Value, labels: dependence.Labels) -> dependence.Labels | None:
+    lineages, _ = dependence.follow_lineages(layer.nodes, {value: {value: labels}})
     return lineages.get(layer.outputs[0], {}).get(value)
 
 
@@ -369,8 +365,10 @@ def combined_axes(layer: Layer, value: Value, layout: Axes) -> frozenset[int | N
         if place in (BATCH, CHANNEL, None) or n == 1:
             continue
         # Were all positions along it the same entry, they would meet there.
-        alike: Labels = tuple(SHARED if i == axis else i for i in range(len(layout)))
-        meetings = follow_lineages(layer.nodes, {value: {value: alike}})[1]
+        alike: dependence.Labels = tuple(
+            dependence.SHARED if i == axis else i for i in range(len(layout))
+        )
+        meetings = dependence.follow_lineages(layer.nodes, {value: {value: alike}})[1]
         if any(one.along for met in meetings.values() for one in met):
             combined.add(place)
     return frozenset(combined)
@@ -382,7 +380,7 @@ def is_unruled(layer: Layer, value: Value, layout: Axes) -> bool:
     Signs of a kernel's entries differ, so that a sum over positions by one (flattened, or of
     tokens) hardly adds up what they share; attention is warned of where a stream adds it up.
     """
-    if layer.mark or layer.kind not in _COMBINING or isinstance(layer, WholeLayer):
+    if layer.mark or layer.kind not in _COMBINING or isinstance(layer, dependence.WholeLayer):
         return False
     return bool(layer.nodes and combined_axes(layer, value, layout))
 
@@ -393,7 +391,7 @@ def keeps_positions(layer: Layer, value: Value, layout: Axes) -> bool:
         return False
     if layer.outputs[0].aval.shape != value.aval.shape:
         return False
-    labels = _labels(layer, value, identity(value.aval.shape)) or ()
+    labels = _labels(layer, value, dependence.identity(value.aval.shape)) or ()
     pairs = zip(labels, layout, value.aval.shape, strict=True)
     return all(x == i or a == CHANNEL or n == 1 for i, (x, a, n) in enumerate(pairs))
 

@@ -29,15 +29,7 @@ import numpy as np
 from jaxeff import core
 from jaxeff_export import artifact
 from jaxeff_export.boards import Board, BoardError, BoardLost, ProgramBoard
-from jaxeff_export.bundle.files import (
-    BundleError,
-    DataCheck,
-    Manifest,
-    RecordedPair,
-    SelfCheck,
-    compare,
-    compare_data,
-)
+from jaxeff_export.bundle import files
 from jaxeff_export.bundle.running import _session
 from jaxeff_export.bundle.running import _timing as timing
 from jaxeff_export.clib import CLibrary, CLibraryError, ExampleProgram
@@ -64,10 +56,10 @@ class Runner:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: files.Manifest,
         library: Path,
         operands: Sequence[np.ndarray],
-        recorded: Sequence[RecordedPair],
+        recorded: Sequence[files.RecordedPair],
         board: Board,
         treedef: Any = None,
     ) -> None:
@@ -85,7 +77,11 @@ class Runner:
         )
 
     def _keep(
-        self, manifest: Manifest, recorded: Sequence[RecordedPair], board: Any, treedef: Any
+        self,
+        manifest: files.Manifest,
+        recorded: Sequence[files.RecordedPair],
+        board: Any,
+        treedef: Any,
     ) -> None:
         """Keeps what `run`, `check` and the timings need on any board."""
         self._manifest = manifest
@@ -163,24 +159,24 @@ class Runner:
                 f"shared must be a session of another bundle, not a {type(shared).__name__}."
             )
         if not self._manifest.state:
-            raise BundleError(
+            raise files.BundleError(
                 "the bundle keeps no state; name its arguments that are in deploy(..., state=...)"
             )
         inputs = self._recorded[0].inputs
         initial = [inputs[old] for old, _ in self._manifest.places]
         return _session.Session(self._manifest, self._memory(shared), initial, self._treedef)
 
-    def check(self) -> SelfCheck:
+    def check(self) -> files.SelfCheck:
         """Replays the recorded inputs and compares the results with JAX's recorded ones."""
         results = list(self._call_all([pair.inputs for pair in self._recorded]))
-        return compare(self._board.name, self._manifest.outputs, results, self._recorded)
+        return files.compare(self._board.name, self._manifest.outputs, results, self._recorded)
 
     def check_data(
         self,
         data: tuple[Any, Any],
         reference: Callable[[Sequence[np.ndarray]], Sequence[Any]],
         progress: bool | None = None,
-    ) -> DataCheck:
+    ) -> files.DataCheck:
         """Compares results over a data set with JAX's, and both with labels.
 
         Args:
@@ -210,7 +206,7 @@ class Runner:
             for rows in (ours, theirs)
         )
         labels = None if data[1] is None else np.asarray(data[1])
-        return compare_data(self._board.name, mine, its, labels, outputs)
+        return files.compare_data(self._board.name, mine, its, labels, outputs)
 
     def _call_all(self, calls: Sequence[Sequence[np.ndarray]]) -> Iterator[Sequence[np.ndarray]]:
         """Calls the function many times, in few programs on a board that runs programs."""
@@ -306,7 +302,7 @@ class Runner:
                 for (old, _), tensor in zip(self._manifest.places, theirs, strict=True):
                     # The virtual machine would copy an array of elsewhere, and share nothing.
                     if tensor.device != tensors[old].device:
-                        raise BundleError(
+                        raise files.BundleError(
                             f"the shared session is not on {self._board.name}: begin both on "
                             "one connection, or pass on its state() by restore()"
                         )
@@ -403,7 +399,7 @@ class Runner:
         started = time.monotonic()
         try:
             return self._board.call(self._threads, loaded)
-        except (BoardError, BundleError):
+        except (BoardError, files.BundleError):
             raise
         except Exception as error:
             # Of the same kind as before: `BoardLost` is tried again, every other one is final.
@@ -435,7 +431,7 @@ def _given_up(lost: Sequence[str]) -> str:
 
 
 def _calls_of(
-    data: tuple[Any, Any], manifest: Manifest, recorded: Sequence[np.ndarray]
+    data: tuple[Any, Any], manifest: files.Manifest, recorded: Sequence[np.ndarray]
 ) -> tuple[list[list[np.ndarray]], int, int | None]:
     """Cuts a data set into calls, whose state is that of the example.
 
@@ -495,9 +491,9 @@ class ProgramRunner(Runner):
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: files.Manifest,
         library: CLibrary,
-        recorded: Sequence[RecordedPair],
+        recorded: Sequence[files.RecordedPair],
         board: ProgramBoard,
         treedef: Any = None,
     ) -> None:
@@ -513,7 +509,7 @@ class ProgramRunner(Runner):
 
     def _memory(self, shared: _session.Session | None) -> _session.StateMemory:
         if shared is not None:
-            raise BundleError(f"{self._board.name} shares no state between bundles")
+            raise files.BundleError(f"{self._board.name} shares no state between bundles")
         return _session.HostMemory(self._call, self._recorded[0].inputs, self._manifest)
 
     def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
