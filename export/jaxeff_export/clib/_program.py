@@ -23,6 +23,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from jaxeff_export.clib._objects import CLibraryError
+from jaxeff_export.compiler.tir import called_kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ def with_narrow_constants(mod: tvm.IRModule) -> tvm.IRModule:
         binding.value
         for block in main.body.blocks
         for binding in block.bindings
-        if getattr(getattr(binding.value, "op", None), "name", "").startswith("relax.call_tir")
+        if called_kernel(binding.value, in_place=True) is not None
     ]
     arguments_of: dict[tuple[tvm.ir.GlobalVar, int], list[relax.Expr]] = {}
     for call in calls:

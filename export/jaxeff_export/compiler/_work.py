@@ -15,7 +15,7 @@ from tvm import relax, s_tir, tirx
 from tvm.script import tirx as T
 
 from jaxeff_export.compiler.passes import BOUND, sources_of
-from jaxeff_export.compiler.tir import bytes_of, contains, statements_of
+from jaxeff_export.compiler.tir import bytes_of, called_kernel, contains, statements_of
 
 _PRODUCTS = {
     "llvm.x86.avx512.vpdpbusd.512": 64,
@@ -86,10 +86,10 @@ def reads_of(mod: tvm.IRModule) -> list[tuple[str, tuple[int, ...]]]:
     calls = []
     for binding in (b for block in main.body.blocks for b in block.bindings):
         value = binding.value
-        if getattr(getattr(value, "op", None), "name", "").startswith("relax.call_tir"):
+        if (kernel := called_kernel(value, in_place=True)) is not None:
             # An array that data take part in has no sources.
             read = (sorted(numbers[v] for v in sources.get(a) or ()) for a in value.args[1].fields)
-            calls.append((str(value.args[0].name_hint), tuple(n for each in read for n in each)))
+            calls.append((str(kernel.name_hint), tuple(n for each in read for n in each)))
     return calls
 
 
@@ -101,9 +101,9 @@ def _calls(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, list[list[int]]]:
     for block in main.body.blocks:
         for binding in block.bindings:
             value = binding.value
-            if isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.call_tir"):
+            if (kernel := called_kernel(value)) is not None:
                 taken = [i for i, v in enumerate(value.args[1].fields) if v in bound]
-                calls.setdefault(value.args[0], []).append(taken)
+                calls.setdefault(kernel, []).append(taken)
     return calls
 
 

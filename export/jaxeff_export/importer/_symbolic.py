@@ -19,14 +19,13 @@ from tvm import relax, tirx
 from tvm_ffi import structural_map
 from tvm_ffi.serialization import from_json_graph_str
 
+from jaxeff_export.compiler.tir import called_kernel
 from jaxeff_export.importer._graph import Unsupported
 
 # Primes: no lane count or tile divides them, so rules take the path that fits any size.
 _SIZES = ((101, 103), (211, 223), (307, 311))  # a line's two points; tried in turn
 _SMALL_SIZE = 2  # where a rule would first decide otherwise
 _FIRST_MARK = 2_000_000_000  # more than any number of a module, and still 32 bits
-
-_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
 Json = dict[str, Any]
 
@@ -178,10 +177,11 @@ def _telling(
     names = {name: builder.add_func(function, f"{name}_of_size") for name, function in told.items()}
 
     def call(expr: tvm.ir.Call) -> tvm.ir.Call:
-        if expr.op != _CALL_TIR or expr.args[0].name_hint not in told:
+        kernel = called_kernel(expr)
+        if kernel is None or kernel.name_hint not in told:
             return expr
         arguments = relax.Tuple([witness, *expr.args[1].fields])
-        callee = names[expr.args[0].name_hint]
+        callee = names[kernel.name_hint]
         return relax.Call(expr.op, [callee, arguments], expr.attrs, expr.ty_args, ret_ty=expr.ty)
 
     general = builder.get()

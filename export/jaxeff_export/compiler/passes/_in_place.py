@@ -24,7 +24,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
-from jaxeff_export.compiler.tir import bytes_of, clamped, renamed, statements_of
+from jaxeff_export.compiler.tir import bytes_of, called_kernel, clamped, renamed, statements_of
 
 CHAINS = "jaxeff.chains"  # attribute of a kernel of flat loops: how much it multiplies
 IN_PLACE = "jaxeff.in_place"
@@ -60,11 +60,11 @@ def _rewritten(
 
     def close(following: Sequence[relax.Binding]) -> None:
         # Views at the end of a run belong to what follows it.
-        while run and _called_kernel(mod, run[-1]) is None:
+        while run and _chained_kernel(mod, run[-1]) is None:
             following = [run.pop(), *following]
             late.insert(0, following[0])
         # A single kernel gains nothing from a copy of its code.
-        if sum(_called_kernel(mod, b) is not None for b in run) > 1:
+        if sum(_chained_kernel(mod, b) is not None for b in run) > 1:
             rewritten.extend(_joined(bb, mod, run, following, main))
         else:
             rewritten.extend(run)
@@ -73,7 +73,7 @@ def _rewritten(
         late.clear()
 
     for i, binding in enumerate(bindings):
-        kernel, viewed = _called_kernel(mod, binding), _viewed(binding)
+        kernel, viewed = _chained_kernel(mod, binding), _viewed(binding)
         of_run = any(viewed is not None and viewed.same_as(b.var) for b in run)
         # A view of an array that was there before the run doesn't end it.
         if run and viewed is not None and not of_run:
@@ -93,19 +93,19 @@ def _rewritten(
 
 
 def _fits(mod: tvm.IRModule, run: Sequence[relax.VarBinding]) -> bool:
-    kernels = [each for b in run if (each := _called_kernel(mod, b)) is not None]
+    kernels = [each for b in run if (each := _chained_kernel(mod, b)) is not None]
     # Long kernels gain nothing from a call less, and scratch memory adds to what a call needs.
     products = sum(int(kernel.attrs[CHAINS]) for kernel in kernels)
     scratch = sum(bytes_of(binding.var) for binding in run)
     return products <= _MOST_PRODUCTS and scratch <= _MOST_SCRATCH
 
 
-def _called_kernel(mod: tvm.IRModule, binding: relax.Binding) -> tirx.PrimFunc | None:
+def _chained_kernel(mod: tvm.IRModule, binding: relax.Binding) -> tirx.PrimFunc | None:
     """Returns the kernel that a binding calls, if it can be one of a chain."""
-    value = binding.value
-    if not isinstance(value, tvm.ir.Call) or value.op != tvm.ir.Op.get("relax.call_tir"):
+    name = called_kernel(binding.value)
+    if name is None:
         return None
-    kernel = mod[value.args[0]]
+    kernel = mod[name]
     attrs = getattr(kernel, "attrs", None) or {}
     return kernel if CHAINS in attrs and isinstance(binding.var.ty, relax.TensorType) else None
 
@@ -143,7 +143,7 @@ def _joined(
     body: list[tirx.Stmt] = []
     names: list[str] = []
     for binding in run:
-        kernel = _called_kernel(mod, binding)
+        kernel = _chained_kernel(mod, binding)
         if kernel is None:
             continue
         kernel = s_tir.renew_defs(kernel)  # one kernel may be called twice
@@ -168,7 +168,7 @@ def _joined(
         names.append(binding.value.args[0].name_hint)
     statements = [s for part in (*scratch, *body) for s in statements_of(part)]
     parameters = [*operands.values(), *outputs]
-    attributes = dict(_called_kernel(mod, run[0]).attrs)  # type: ignore[union-attr]
+    attributes = dict(_chained_kernel(mod, run[0]).attrs)  # type: ignore[union-attr]
     attributes.pop("global_symbol", None)
     attributes.pop(IN_PLACE, None)
     kernel = tirx.PrimFunc(parameters, tirx.SeqStmt(statements)).with_attrs(attributes)
@@ -211,7 +211,6 @@ def _with_buffers(body: tirx.Stmt, replaced: Mapping[tirx.Var, tirx.Var]) -> tir
 
 WINDOW = "jaxeff.window"  # attribute of an update: its starts, -1 for those that a call tells
 STATE = "jaxeff.state"  # attribute of ``main``: pairs of an argument, from the last, and a result
-_CALL = tvm.ir.Op.get("relax.call_tir")
 _OPAQUE = 8  # TVM's OpPatternKind.kOpaque
 _SERIAL = tirx.ForKind.SERIAL
 
@@ -297,10 +296,11 @@ class _Program:
             return None
         if value.op == tvm.ir.Op.get("relax.reshape"):
             return value.args[0]
-        if not self._legalised or value.op != _CALL or len(value.args[1].fields) != 1:
+        kernel = called_kernel(value)
+        if not self._legalised or kernel is None or len(value.args[1].fields) != 1:
             return None
         # The test of the pass that will make a view of it.
-        is_view = relax.analysis.has_reshape_pattern(self.mod[value.args[0]])
+        is_view = relax.analysis.has_reshape_pattern(self.mod[kernel])
         return value.args[1].fields[0] if is_view else None
 
     def _fields(self, value: relax.Expr) -> list[relax.Expr] | None:
@@ -441,9 +441,8 @@ def _pairs(main: relax.Function) -> list[tuple[relax.Var, relax.Expr]]:
 
 def _window(mod: tvm.IRModule, value: relax.Expr) -> Sequence[int] | None:
     """Returns the starts of a call that replaces a window of an array."""
-    if not isinstance(value, tvm.ir.Call) or value.op != _CALL:
-        return None
-    return (getattr(mod[value.args[0]], "attrs", None) or {}).get(WINDOW)
+    kernel = called_kernel(value)
+    return None if kernel is None else (getattr(mod[kernel], "attrs", None) or {}).get(WINDOW)
 
 
 def _with_body(

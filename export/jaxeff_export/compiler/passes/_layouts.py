@@ -74,7 +74,7 @@ class CallRewriter(abc.ABC):
         (block,) = main.body.blocks
         for binding in block.bindings:
             call = binding.value
-            if isinstance(call, ir.Call) and call.op == ir.Op.get("relax.call_tir"):
+            if tir.called_kernel(call) is not None:
                 binding = relax.VarBinding(binding.var, self._exchanged(call, binding.var.ty))
             self._bindings.append(binding)
         body = relax.SeqExpr([relax.DataflowBlock(self._bindings)], main.body.body)

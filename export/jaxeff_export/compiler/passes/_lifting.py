@@ -23,7 +23,7 @@ from tvm import relax, s_tir, tirx
 from tvm.s_tir.schedule import Schedule
 
 from jaxeff_export.compiler import tir
-from jaxeff_export.compiler.tir import contains, count
+from jaxeff_export.compiler.tir import called_kernel, contains, count
 
 PACKS = "jaxeff.packs"  # attribute of a kernel that lays weights out: it is worth its bytes
 OUTSIDE = "jaxeff.outside"
@@ -151,7 +151,7 @@ def sources_of(
     # Where all was computed before there are no blocks.
     for binding in (b for block in main.body.blocks for b in block.bindings):
         # Derived arrays are computed here, where what such a kernel calls isn't.
-        away = _callee(binding.value) in outside
+        away = called_kernel(binding.value) in outside
         parameters: frozenset[relax.Var] | None = None if away else frozenset()
         for var in relax.analysis.free_vars(binding.value):
             theirs = sources.get(var)  # a size that only the call tells is in nobody's sources
@@ -175,20 +175,13 @@ def _partition(
         if binding.var not in used:
             continue
         # Packed weights are lifted whatever their size: packing costs more than reading them.
-        packs = _callee(binding.value) in packing and sources.get(binding.var)
+        packs = called_kernel(binding.value) in packing and sources.get(binding.var)
         if not _is_view(binding.value) and (packs or stays_small(binding.var, sources)):
             lifted.append(binding)
         else:
             kept.append(binding)
             used.update(relax.analysis.free_vars(binding.value))
     return kept[::-1], lifted[::-1], used
-
-
-def _callee(value: relax.Expr) -> tvm.ir.GlobalVar | None:
-    """Returns the kernel that a binding calls."""
-    if isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.call_tir"):
-        return value.args[0]
-    return None
 
 
 def stays_small(value: relax.Expr, sources: Sources) -> bool:
@@ -283,7 +276,7 @@ def decode_where_read(mod: tvm.IRModule) -> tvm.IRModule:
     bindings = []
     for binding in block.bindings:
         call = binding.value
-        if _is_kernel(call):
+        if called_kernel(call) is not None:
             read = [
                 argument
                 for i, argument in enumerate(call.args[1])
@@ -300,10 +293,6 @@ def decode_where_read(mod: tvm.IRModule) -> tvm.IRModule:
     return relax.transform.DeadCodeElimination()(result)
 
 
-def _is_kernel(value: relax.Expr | None) -> bool:
-    return isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.call_tir")
-
-
 def _decodes(
     mod: tvm.IRModule,
     made_by: relax.Expr | None,
@@ -312,7 +301,7 @@ def _decodes(
     parameters: Set[relax.Var],
 ) -> bool:
     """Tells whether an array is computed elementwise from parameters that take fewer bytes."""
-    if made_by is None or not _is_kernel(made_by):
+    if made_by is None or called_kernel(made_by) is None:
         return False
     if not all(argument in parameters for argument in made_by.args[1]):
         return False

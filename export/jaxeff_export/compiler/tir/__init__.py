@@ -4,6 +4,7 @@ from jaxeff_export.compiler.tir._tir import FUSES_WHAT_FOLLOWS as FUSES_WHAT_FOL
 from jaxeff_export.compiler.tir._tir import Nest as Nest
 from jaxeff_export.compiler.tir._tir import becomes_locals as becomes_locals
 from jaxeff_export.compiler.tir._tir import bytes_of as bytes_of
+from jaxeff_export.compiler.tir._tir import called_kernel as called_kernel
 from jaxeff_export.compiler.tir._tir import clamped as clamped
 from jaxeff_export.compiler.tir._tir import columns_of as columns_of
 from jaxeff_export.compiler.tir._tir import contains as contains

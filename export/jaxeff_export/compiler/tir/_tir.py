@@ -31,6 +31,16 @@ from tvm.tirx import Expr
 FUSES_WHAT_FOLLOWS = 4  # TVM's OpPatternKind.kOutEWiseFusable
 
 
+def called_kernel(value: Any, *, in_place: bool = False) -> tvm.ir.GlobalVar | None:
+    """Returns the kernel that an expression calls; None if it calls none.
+
+    A call in which a kernel writes over its first array, as state does, counts with `in_place`.
+    """
+    name = getattr(getattr(value, "op", None), "name", "")
+    calls = name == "relax.call_tir" or (in_place and name == "relax.call_tir_inplace")
+    return value.args[0] if calls else None
+
+
 def map_kernels(
     mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]
 ) -> tvm.IRModule:

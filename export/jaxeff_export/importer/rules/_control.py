@@ -21,7 +21,13 @@ from tvm import relax, s_tir, tirx
 
 from jaxeff_export.compiler import ANY_MACHINE, fuse, schedule_cpu
 from jaxeff_export.compiler.passes import OUTSIDE
-from jaxeff_export.compiler.tir import clamped, lets_to_locals, renamed, statements_of
+from jaxeff_export.compiler.tir import (
+    called_kernel,
+    clamped,
+    lets_to_locals,
+    renamed,
+    statements_of,
+)
 from jaxeff_export.importer._emitter import Emitter, rule
 from jaxeff_export.importer._graph import HloGraph, HloNode, HloValue, TensorType
 from jaxeff_export.importer._loops import CodeBuilder, View
@@ -240,7 +246,7 @@ class _Body:
 
     def _binding(self, binding: relax.Binding) -> tirx.Buffer | list[tirx.Buffer]:
         value = binding.value
-        if isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.call_tir":
+        if called_kernel(value) is not None:
             return self._call(value, binding.var)
         return self._value(value)
 

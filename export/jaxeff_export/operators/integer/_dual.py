@@ -27,6 +27,7 @@ from tvm import relax, te, tirx
 
 from jaxeff.compression.integers import ProductSpec
 from jaxeff_export.compiler.passes import IN_PLACE, OUTSIDE, PACKS
+from jaxeff_export.compiler.tir import called_kernel
 from jaxeff_export.operators._statements import StatementBuilder, declare, function, load
 from jaxeff_export.operators.integer._dots import Dot
 from jaxeff_export.operators.integer._layers import Geometry
@@ -509,10 +510,8 @@ def _replaced(
 
 def _form(mod: tvm.IRModule, binding: relax.Binding) -> DualForm | None:
     """Returns the form of the layer that a binding computes; None if it isn't a convolution's."""
-    value = binding.value
-    if not isinstance(value, tvm.ir.Call) or value.op != tvm.ir.Op.get("relax.call_tir"):
-        return None
-    form = dual_form(mod[value.args[0]])
+    kernel = called_kernel(binding.value)
+    form = None if kernel is None else dual_form(mod[kernel])
     return form if form is not None and form.kind == "convolution" else None
 
 
