@@ -107,3 +107,21 @@ def test_its_roundings_are_learnt():
     step = 2.0 ** jnp.round(to.exponent)
     assert (jnp.abs(kernel / step - jnp.round(kernel / step)) == 0).all()
     assert jnp.abs(kernel / step).max() <= 3
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_grid_that_is_alike_in_any_shape_is_asked_for_one_entry(alike, monkeypatch):
+    """Networks of many shapes then compile the grid of ones once."""
+    shapes = []
+
+    def grid_of(self, x, tensor, plain=Dyadic.uniform_grid):
+        shapes.append(None if x is None else x.shape)
+        return plain(self, x, tensor)
+
+    monkeypatch.setattr(Dyadic, "uniform_grid", grid_of)
+    if alike:
+        monkeypatch.setattr(Dyadic, "is_alike_in_any_shape", lambda self: True, raising=False)
+    setting = LayerQuantization(Dyadic(4, exponent=jnp.float32(-4)), Dyadic(8, jnp.float32(-4)))
+    integer(F, {"fc1": setting}).convert(PARAMS, X[:4])
+    assert PARAMS["fc1"]["kernel"].shape in shapes
+    assert ((1, 1) in shapes) == alike

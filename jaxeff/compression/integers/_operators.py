@@ -58,8 +58,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8, Int16, Int32, Integer, UInt8
 
-from jaxeff.compression.numerics import Grid, OnGrid, Tensor, WeightsOnGrid, quantize
-from jaxeff.compression.quantizers import Uniform
+from jaxeff.compression.numerics import (
+    AlikeInAnyShape,
+    Grid,
+    OnGrid,
+    Tensor,
+    WeightsOnGrid,
+    quantize,
+)
 from jaxeff.core import is_concrete
 from jaxeff.core import jax_internals as _compat
 
@@ -539,8 +545,8 @@ def largest_code(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> int 
     zero and none at it, the codes are signs.
     """
     where = f"{tensor.site}/{tensor.name}"
-    if isinstance(quantizer, Uniform) and quantizer.range is None:
-        # Every range of ones is the same: networks of many shapes compile one grid.
+    if isinstance(quantizer, AlikeInAnyShape) and quantizer.is_alike_in_any_shape():
+        # Networks of many shapes compile one grid.
         shape = (1,) * len(shape)
     # Ones are on one side of zero, where an affine grid isn't centred.
     with jax.ensure_compile_time_eval():

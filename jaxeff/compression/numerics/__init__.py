@@ -21,6 +21,7 @@ from jaxeff.compression.numerics._grid import straight_through as straight_throu
 from jaxeff.compression.numerics._grid import sums as sums
 from jaxeff.compression.numerics._grid import value_range as value_range
 from jaxeff.compression.numerics._grid import wide_dtype as wide_dtype
+from jaxeff.compression.numerics._quantizer import AlikeInAnyShape as AlikeInAnyShape
 from jaxeff.compression.numerics._quantizer import BaseQuantizer as BaseQuantizer
 from jaxeff.compression.numerics._quantizer import HasParts as HasParts
 from jaxeff.compression.numerics._quantizer import LayerQuantization as LayerQuantization

@@ -174,6 +174,15 @@ class OnGrid(Protocol):
 
 
 @runtime_checkable
+class AlikeInAnyShape(Protocol):
+    """A quantizer that says whether the codes of its grid are the same for any shape of weights."""
+
+    def is_alike_in_any_shape(self) -> bool:
+        """Tells whether the grid of ones has the same codes in any shape of as many axes."""
+        ...
+
+
+@runtime_checkable
 class WeightsOnGrid(Protocol):
     """A quantizer whose values of a weight are evenly spaced, whichever rule chooses them."""
 

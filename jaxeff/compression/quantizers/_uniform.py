@@ -94,6 +94,10 @@ class Uniform(Ranged):
         low, high = (jnp.asarray(end, jnp.float32) for end in self._ends(x, tensor))
         return numerics.grid(self.bits, low, high, self.symmetric)
 
+    def is_alike_in_any_shape(self) -> bool:
+        """Tells whether the range is that of the array: every range of ones is the same."""
+        return self.range is None
+
     def storage(self, shape: tuple[int, ...], tensor: numerics.Tensor) -> Any:
         """Counts codes, and for each range a step in float32 and, if affine, a code for zero."""
         zero = 0 if self.symmetric else self.bits
