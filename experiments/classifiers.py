@@ -223,8 +223,8 @@ def accuracy(f: Any, args: tuple[Any, ...], images: Images) -> float:
 
     step = min(BATCH, len(labels))
     starts = range(0, len(labels) - step + 1, step)
-    found = [right(args, x[i : i + step], labels[i : i + step]) for i in starts]
-    return float(np.sum(found)) / (len(starts) * step)
+    hits = [right(args, x[i : i + step], labels[i : i + step]) for i in starts]
+    return float(np.sum(hits)) / (len(starts) * step)
 
 
 def _identity(run: Run[Any], subject: Classifier, settings: Settings, seed: int) -> str:

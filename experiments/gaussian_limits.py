@@ -131,8 +131,8 @@ def parts(report: Report) -> Iterator[Row]:
 
 def lost(report: Report) -> list[Row]:
     """Selects one row: the share of mutual information that independent Gaussians lose."""
-    found = {row["distribution"]: row["epistemic"] for row in report.rows[-3:]}
-    return [{"share": 1 - found["independent"] / found["draws"]}]
+    epistemic = {row["distribution"]: row["epistemic"] for row in report.rows[-3:]}
+    return [{"share": 1 - epistemic["independent"] / epistemic["draws"]}]
 
 
 CLAIMS = (

@@ -51,8 +51,12 @@ def of_shares(images: int, *shares: float) -> float:
 
 def of_accuracies(images: int, *samples: Sequence[float]) -> float:
     """Computes the margin of accuracies over seeds, of the images alone where there is one seed."""
-    found = margin(*samples)
-    return of_shares(images, *(float(np.mean(one)) for one in samples)) if found is None else found
+    difference = margin(*samples)
+    return (
+        of_shares(images, *(float(np.mean(one)) for one in samples))
+        if difference is None
+        else difference
+    )
 
 
 def paired(

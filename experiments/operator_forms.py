@@ -69,9 +69,9 @@ def dense_rows(run: Run[Settings], engine: str, batch: int) -> Iterator[Row]:
         exact = exact_dense(x, w)
         for path, form in itertools.product(PATHS, FORMS):
             name = f"{path}, {form}"
-            meter, found = make(path == "joint", form, x, w)
+            meter, result = make(path == "joint", form, x, w)
             layers.setdefault(name, []).append(meter)
-            errors[name] = max(errors.get(name, 0.0), _error(found, exact))
+            errors[name] = max(errors.get(name, 0.0), _error(result, exact))
     times = measure_rounds(
         {name: together(meters) for name, meters in layers.items()}, run.settings.rounds
     )
@@ -92,10 +92,10 @@ def pool_rows(run: Run[Settings], engine: str, batch: int) -> Iterator[Row]:
     for shape in POOLS:
         x = Gaussian(*map(jnp.asarray, _random((batch, *shape), 2)))
         for name, f in {"tree": moments(_max_pool), "generic": generic_pool}.items():
-            meter, found = _compiled(engine, f, x)
+            meter, result = _compiled(engine, f, x)
             pools.setdefault(name, []).append(meter)
             exact = exact_pool(x, pairs=name == "tree")
-            errors[name] = max(errors.get(name, 0.0), _error(found, exact))
+            errors[name] = max(errors.get(name, 0.0), _error(result, exact))
     times = measure_rounds(
         {name: together(meters) for name, meters in pools.items()}, run.settings.rounds
     )
@@ -128,8 +128,8 @@ def generic_pool(_: Any, x: Gaussian) -> Gaussian:
     """Max pool of 2x2 as a reduction of pairs of mean and variance, whatever the window."""
 
     def larger(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
-        found = maximum(Gaussian(*one), Gaussian(*other))
-        return found.mean, found.var
+        largest = maximum(Gaussian(*one), Gaussian(*other))
+        return largest.mean, largest.var
 
     # Never a maximum, with room for a difference.
     start = np.float32(np.finfo(np.float32).min / 4), np.float32(0)
@@ -162,8 +162,8 @@ def exact_pool(x: Gaussian, pairs: bool) -> Pair:
         if pairs:
             (a, b, c, d) = entries
             entries = [maximum(a, c), maximum(b, d)]
-        found = functools.reduce(maximum, entries)
-        return np.asarray(found.mean), np.asarray(found.var)
+        largest = functools.reduce(maximum, entries)
+        return np.asarray(largest.mean), np.asarray(largest.var)
 
 
 def _dense_tvm(joint: bool, spread: str, x: Pair, w: Pair) -> tuple[Meter, Pair]:

@@ -167,15 +167,15 @@ def results(content: Any, row: Mapping[str, Any]) -> list[bool | None]:
     Raises:
         LookupError: No check's name begins as the row says.
     """
-    found = []
+    verdicts = []
     for name in row.get("checks", ()):
         named = [one for one in content["checks"] if one["name"].startswith(name)]
         named = [one for one in named if one["name"] == name] or named
-        own = [one["passed"] for one in named]
-        if not own:
+        passed = [one["passed"] for one in named]
+        if not passed:
             raise LookupError(f"no check is called {name!r}")
-        found += own
-    return found
+        verdicts += passed
+    return verdicts
 
 
 def verdict(content: Any, row: Mapping[str, Any], words: tuple[str, str]) -> str:

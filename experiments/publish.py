@@ -103,16 +103,16 @@ def _left(content: Mapping[str, Any]) -> str:
 
 def _makers(content: Mapping[str, Any]) -> str:
     """Says who made the rows, where that isn't the commit alone that wrote the report."""
-    own = content["versions"].get(COMMIT)
-    if made := content.get(MADE):
-        hours = sum(entry["cpu_seconds"] for entry in made) / 3600
+    version = content["versions"].get(COMMIT)
+    if makers := content.get(MADE):
+        hours = sum(entry["cpu_seconds"] for entry in makers) / 3600
         took = f"{_duration(hours)} of CPU time. " if hours else ""
-        if {entry["commit"] for entry in made} <= {own} and len(made) == 1:
+        if {entry["commit"] for entry in makers} <= {version} and len(makers) == 1:
             return took.strip()
         parts = [
             f"{entry['rows']} by {entry['commit'] or 'a commit that is not known'}"
             + (f" on {entry['machine']}" if entry["machine"] else "")
-            for entry in made
+            for entry in makers
         ]
         return f"{took}Rows: {'; '.join(parts)}."
     others = Counter(row[COMMIT] for row in content["rows"] if COMMIT in row)
@@ -126,13 +126,13 @@ def _duration(hours: float) -> str:
 
 def _chosen(study: Study[Any], content: Mapping[str, Any]) -> str:
     """Writes the options of a run: settings that aren't those of its size."""
-    own, told = study.sizes[content["size"]], ""
-    for option in find_options(type(own)):
+    size, told = study.sizes[content["size"]], ""
+    for option in find_options(type(size)):
         taken: Any = content["config"]
         for name in option.path:
             taken = taken.get(name) if isinstance(taken, Mapping) else None
         # JSON has lists where settings have tuples. A run that is older than an option lacks it.
-        if taken is not None and taken != json.loads(json.dumps(option.value(own), default=str)):
+        if taken is not None and taken != json.loads(json.dumps(option.value(size), default=str)):
             values = taken if isinstance(taken, list) else [taken]
             told += f" --{option.name} {shlex.join(map(str, values))}"
     return told
@@ -187,8 +187,8 @@ def _write(name: str, content: Mapping[str, Any]) -> None:
 def figures_of(name: str) -> list[str]:
     """File names of a kept run's figures."""
     longer = [path.stem for path in RUNS.glob("*.json") if path.stem.startswith(f"{name}-")]
-    found = sorted(picture.name for picture in RUNS.glob(f"{name}-*.png"))
-    return [file for file in found if not any(file.startswith(f"{one}-") for one in longer)]
+    pictures = sorted(picture.name for picture in RUNS.glob(f"{name}-*.png"))
+    return [file for file in pictures if not any(file.startswith(f"{one}-") for one in longer)]
 
 
 def listing() -> str:
@@ -245,12 +245,12 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", type=Path, help="JSON files that studies left")
     parser.add_argument("--name", default="", help="of the kept run, where one JSON is given")
     parser.add_argument("--again", action="store_true", help="judge all kept runs again")
-    given = parser.parse_args()
-    if given.name and len(given.runs) != 1:
+    arguments = parser.parse_args()
+    if arguments.name and len(arguments.runs) != 1:
         parser.error("--name is for one run")
-    for path in given.runs:
-        print(publish(path, given.name))
-    if given.again:
+    for path in arguments.runs:
+        print(publish(path, arguments.name))
+    if arguments.again:
         for path in sorted(RUNS.glob("*.json")):
             _write(path.stem, json.loads(path.read_text()))
         write_lists()

@@ -99,16 +99,16 @@ def entries(path: Path) -> list[Entry]:
     """
     try:
         listed = tomllib.loads(path.read_text()).get("run", [])
-        found = [Entry(**{**one, "arguments": tuple(one.get("arguments", ()))}) for one in listed]
+        entries = [Entry(**{**one, "arguments": tuple(one.get("arguments", ()))}) for one in listed]
     except (OSError, TypeError, tomllib.TOMLDecodeError) as error:
         raise Wrong(f"{path}: {error}") from error
-    names = [entry.name for entry in found]
-    for entry in found:
+    names = [entry.name for entry in entries]
+    for entry in entries:
         if names.count(entry.name) > 1:
             raise Wrong(f"{path}: two runs are called {entry.name}")
         if entry.study not in MODULES and not entry.waits:
             raise Wrong(f"{path}: {entry.name}: there is no study {entry.study}")
-    return found
+    return entries
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class Queue:
         Raises:
             Wrong: No run of the list is in it.
         """
-        found = []
+        names = []
         elsewhere = folder.resolve() != self.results.resolve()
         for entry in self.ready:
             source, finished = folder / entry.stem, folder / f"{entry.stem}.json"
@@ -329,22 +329,22 @@ class Queue:
                 self.publish(entry)
             else:
                 self.pack(entry)
-            found.append(entry.name)
-        if not found:
+            names.append(entry.name)
+        if not names:
             raise Wrong(f"{folder} has no results of a run of the list")
-        return found
+        return names
 
     def done(self, entry: Entry) -> list[journals.Done]:
         """The finished tasks that an entry shares, here and in its packed journal."""
-        found: dict[str, journals.Done] = {}
+        finished: dict[str, journals.Done] = {}
         if entry.journal.exists():
             _, packed = journals.unpack(entry.journal)
-            found |= {json.dumps(one.task): one for one in packed}
+            finished |= {json.dumps(one.task): one for one in packed}
         work = self.results / entry.stem / "work"
         if (work / journals.ROWS).exists():
             _, here = journals.read_work(work)
-            found |= {json.dumps(one.task): one for one in here}
-        return [*found.values()]
+            finished |= {json.dumps(one.task): one for one in here}
+        return [*finished.values()]
 
     def hours_left(self, entry: Entry, hours: float, ratio: float) -> float:
         """Estimates what a run still takes, in CPU hours.
@@ -385,10 +385,10 @@ class Queue:
                 total = [total[0], total[1] + entry.hours, total[2] + entry.hours]
                 continue
             content, tasks = self.content(entry), self.done(entry)
-            made = content.get(MADE) or journals.makers(tasks)
+            makers = content.get(MADE) or journals.makers(tasks)
             shared = entry.stem in counted
             # What other machines took is in the journal, what a killed task took here in `spent`.
-            hours = sum(one["cpu_seconds"] for one in made) / 3600 * (not shared)
+            hours = sum(one["cpu_seconds"] for one in makers) / 3600 * (not shared)
             hours = max(hours, taken.get(entry.name, 0.0))
             counted.add(entry.stem)
             done = self.is_done(entry)
@@ -511,24 +511,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--state", type=Path, default=ROOT / "results" / "queue",
         help="folder of the worktree, the results and the logs [results/queue]",
     )  # fmt: skip
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        queue = Queue(entries(given.list), given.state.absolute(), given.commit)
-        if unknown := sorted({*given.only} - {entry.name for entry in queue.listed}):
-            raise Wrong(f"{given.list} has no run {', '.join(unknown)}")
-        if given.status:
+        queue = Queue(entries(options.list), options.state.absolute(), options.commit)
+        if unknown := sorted({*options.only} - {entry.name for entry in queue.listed}):
+            raise Wrong(f"{options.list} has no run {', '.join(unknown)}")
+        if options.status:
             make_console().print(queue.status())
             return
         with locked(queue.state) as descriptor:
             queue = replace(queue, lock=(descriptor,))
             signal.signal(signal.SIGTERM, _stop)
-            if given.collect:
-                print(*queue.collect(given.collect), sep="\n")
+            if options.collect:
+                print(*queue.collect(options.collect), sep="\n")
                 return
             os.nice(19)
             failed = (
-                queue.publish_unfinished() if given.publish
-                else queue.go(given.accelerator, given.only)
+                queue.publish_unfinished() if options.publish
+                else queue.go(options.accelerator, options.only)
             )  # fmt: skip
     except (Wrong, CheckpointError) as error:
         sys.exit(str(error))

@@ -34,13 +34,13 @@ class Scene(NamedTuple):
     def figures(self, parts: RegressionUncertainty) -> dict[str, float]:
         """Computes the columns of the source's table from what is predicted at `x`."""
         std, doubt = jnp.sqrt(parts.aleatoric), jnp.sqrt(parts.epistemic)
-        found = {
+        decompositions = {
             "mse_prediction": unc.prediction_mse(parts.mean, self.target, self.inside),
             "mse_aleatoric": unc.aleatoric_mse(std, self.noise, self.inside),
             "euc": unc.euc(doubt, self.sparsity),
             "auroc": unc.auroc(doubt[self.inside], doubt[~self.inside]),
         }
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in decompositions.items()}
 
 
 def grid(margin: float, points: int) -> jax.Array:
@@ -91,7 +91,7 @@ def draw_sines(
             axis.yaxis.label.set_fontsize(7)
             axis.tick_params(labelsize=7)
         place.suptitle(title, fontsize=9)
-    found = [axis.get_legend_handles_labels() for axis in places[0].axes]
-    handles, labels = ([one for own in part for one in own] for part in zip(*found, strict=True))
+    legends = [axis.get_legend_handles_labels() for axis in places[0].axes]
+    handles, labels = ([one for own in part for one in own] for part in zip(*legends, strict=True))
     figure.legend(handles, labels, loc="outside lower center", fontsize=7, ncols=len(labels))
     return figure

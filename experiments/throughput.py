@@ -101,7 +101,7 @@ def tasks(run: Run[Settings]) -> list[tuple[float, int]]:
 def measure(run: Run[Settings], task: tuple[float, int]) -> Iterator[Row]:
     """One row: accuracy after training on, and what processors make of it."""
     what, size = Compressed(*task), run.settings
-    model, whole = _prepared(run)
+    model, baseline = _prepared(run)
     images = model.images
     g, params = _compressed(run, what)
     x = np.asarray(images.test[0][: size.batch])
@@ -112,14 +112,16 @@ def measure(run: Run[Settings], task: tuple[float, int]) -> Iterator[Row]:
         "how": what.how, "share": what.share, "bits": what.bits, "accuracy": right,
         "error": math.sqrt(right * (1 - right) / count),
     }  # fmt: skip
-    times = measure_rounds({"whole": _meter(whole[HERE], x), "own": _meter(bundle, x)}, size.rounds)
+    times = measure_rounds(
+        {"whole": _meter(baseline[HERE], x), "own": _meter(bundle, x)}, size.rounds
+    )
     row |= {
         HERE: ratio(times["whole"], times["own"]),
         "ms": float(np.median(times["own"])) / size.batch,
     }
     for core in MODELLED:
         cycles = modelled_cycles(deploy(g, (params, x), target=core))
-        row |= {core: whole[core] / cycles, f"{core} cycles": cycles / size.batch}
+        row |= {core: baseline[core] / cycles, f"{core} cycles": cycles / size.batch}
     yield row
 
 
@@ -211,15 +213,15 @@ def verdicts(report: Report) -> Iterator[Row]:
     """Selects a row per processor: the fastest of either kind at a competitive accuracy."""
     for (processor,), rows in h.grouped(list(points(report)), "processor").items():
         (whole,) = (row for row in rows if row["how"] == "whole")
-        found: Row = {"processor": processor, "whole": whole["accuracy"]}
+        gains: Row = {"processor": processor, "whole": whole["accuracy"]}
         for how in ("pruned", "quantized", "both"):
-            own = [row for row in rows if row["how"] == how]
-            good = [row for row in own if row["accuracy"] >= whole["accuracy"] - COMPETITIVE]
-            found[how] = max((row["speed"] for row in good), default=1.0)
-            hardest = min(own, key=lambda row: (row["share"], row["bits"]))
-            found[f"{how} lost"] = whole["accuracy"] - hardest["accuracy"]
-            found[f"{how} error"] = 2 * math.hypot(whole["error"], hardest["error"])
-        yield found
+            variants = [row for row in rows if row["how"] == how]
+            good = [row for row in variants if row["accuracy"] >= whole["accuracy"] - COMPETITIVE]
+            gains[how] = max((row["speed"] for row in good), default=1.0)
+            hardest = min(variants, key=lambda row: (row["share"], row["bits"]))
+            gains[f"{how} lost"] = whole["accuracy"] - hardest["accuracy"]
+            gains[f"{how} error"] = 2 * math.hypot(whole["error"], hardest["error"])
+        yield gains
 
 
 def losses(report: Report) -> Iterator[Row]:

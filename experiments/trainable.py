@@ -55,12 +55,12 @@ def trainable(make: Callable[[nnx.Rngs], nnx.Module], shape: tuple[int, ...]) ->
 
 def load_images(name: str, images: int, test_images: int, *, standardize: bool = True) -> Images:
     """The first so many images of a data set, of zero mean and unit variance, or from 0 to 1."""
-    found = data.load(name)
+    dataset = data.load(name)
     train, test = (
         data.normalize(part, name) if standardize else part.astype(np.float32) / 255
-        for part in (found.train_images[:images], found.test_images[:test_images])
+        for part in (dataset.train_images[:images], dataset.test_images[:test_images])
     )
     return Images(
-        (np.asarray(train), found.train_labels[:images]),
-        (jnp.asarray(test), jnp.asarray(found.test_labels[:test_images])),
+        (np.asarray(train), dataset.train_labels[:images]),
+        (jnp.asarray(test), jnp.asarray(dataset.test_labels[:test_images])),
     )

@@ -74,7 +74,7 @@ def compare(rows: Sequence[Row], quantity: str) -> dict[str, Any]:
     theirs = np.array([row[f"source_{quantity}"] for row in known])
     if len(known) < 3:
         return {"quantity": quantity, "correlation": None, "p_value": None, "ranking": []}
-    found = spearmanr(ours, theirs)
+    correlation = spearmanr(ours, theirs)
     ranking = [
         {
             "activation": row["activation"], "ours": int((ours > row[quantity]).sum()) + 1,
@@ -83,8 +83,8 @@ def compare(rows: Sequence[Row], quantity: str) -> dict[str, Any]:
         for row in sorted(known, key=lambda row: -row[quantity])
     ]  # fmt: skip
     return {
-        "quantity": quantity, "correlation": float(found.statistic),
-        "p_value": float(found.pvalue), "ranking": ranking,
+        "quantity": quantity, "correlation": float(correlation.statistic),
+        "p_value": float(correlation.pvalue), "ranking": ranking,
     }  # fmt: skip
 
 
@@ -237,8 +237,12 @@ def middles(report: Report) -> Iterator[Row]:
         for row in of_table(table)(report):
             place = f"{table}/{row['activation']}/epistemic"
             if place in report.arrays:
-                found = doubt_at_midpoints(report.arrays["sine/x"], report.arrays[place])
-                yield {"table": table, "activation": row["activation"], "gap_over_regimes": found}
+                midpoints = doubt_at_midpoints(report.arrays["sine/x"], report.arrays[place])
+                yield {
+                    "table": table,
+                    "activation": row["activation"],
+                    "gap_over_regimes": midpoints,
+                }
 
 
 TABLES = (

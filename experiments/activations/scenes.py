@@ -52,8 +52,8 @@ def on_sine(f: Network, posterior: Any, index: jax.Array, known: sines.Scene) ->
     """Judges a sampled network, whose activation has a number, on the noisy sine."""
     # All draws in their order, so the key plays no part.
     outputs = predict(jax.random.key(0), f, posterior, known.inputs(known.x[:, None]), index)
-    found = unc.decompose_regression(outputs)
-    parts = unc.RegressionUncertainty(*(part[:, 0] for part in found))
+    uncertainties = unc.decompose_regression(outputs)
+    parts = unc.RegressionUncertainty(*(part[:, 0] for part in uncertainties))
     return known.figures(parts), parts._asdict()
 
 

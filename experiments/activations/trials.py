@@ -34,8 +34,8 @@ def infer(trial: Trial, run: Run[Settings]) -> Row:
 
 
 def _nuts(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
-    own = run.settings.how(trial)
-    f = network.network(own.kernel_scales)
+    settings = run.settings.how(trial)
+    f = network.network(settings.kernel_scales)
     if trial.task == "sine":
         sine, outputs, likelihood = scenes.sine(run.settings, run.seed), 1, "gaussian"
         train, points = (sine.inputs(sine.train[0]), sine.train[1]), sine.inputs(sine.x[:, None])
@@ -45,16 +45,18 @@ def _nuts(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
     start_key, key = jax.random.split(run.key)
     params = network.start(start_key, outputs, 2)
     starts = trained_starts(
-        start_key, f, params, train, index, likelihood=likelihood, chains=own.chains,
-        steps=own.start_steps,
+        start_key, f, params, train, index, likelihood=likelihood, chains=settings.chains,
+        steps=settings.start_steps,
     )  # fmt: skip
     with warnings.catch_warnings():
         # What has not converged is marked in the tables.
         warnings.simplefilter("ignore", bayes.ConvergenceWarning)
-        kernel = bayes.NUTS(max_depth=own.max_depth, target_acceptance=own.target_acceptance)
+        kernel = bayes.NUTS(
+            max_depth=settings.max_depth, target_acceptance=settings.target_acceptance
+        )
         result = bayes.mcmc(
-            key, f, params, train, kernel, shared=(index,), warmup=own.warmup,
-            samples=own.samples, chains=own.chains, likelihood=likelihood, prior=PRIOR,
+            key, f, params, train, kernel, shared=(index,), warmup=settings.warmup,
+            samples=settings.samples, chains=settings.chains, likelihood=likelihood, prior=PRIOR,
             init=starts, monitor=(), checkpoint=run.work / f"{trial}-chains",
         )  # fmt: skip
     if trial.task == "sine":
@@ -113,23 +115,23 @@ def trained_starts(
 
 
 def _svi(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
-    own, known = run.settings.how(trial), scenes.moons(run.settings, run.seed)
+    settings, known = run.settings.how(trial), scenes.moons(run.settings, run.seed)
     start_key, fit_key, svi_key, key = jax.random.split(run.key, 4)
     # Each training is compiled anew, so for this function alone.
-    f = network.single(trial.activation, own.kernel_scales)
+    f = network.single(trial.activation, settings.kernel_scales)
     shared: dict[str, Any] = {
-        "optimizer": optax.adam(own.rate), "batch_size": own.batch_size, "progress": False
+        "optimizer": optax.adam(settings.rate), "batch_size": settings.batch_size, "progress": False
     }  # fmt: skip
     point = fit(
         fit_key, cross_entropy(f), network.start(start_key, 2, 2), known.train,
-        epochs=own.pretrain_epochs, **shared,
+        epochs=settings.pretrain_epochs, **shared,
     )  # fmt: skip
     result = bayes.svi(
-        svi_key, f, point.params, known.train, epochs=own.epochs, kl=own.kl, prior=PRIOR,
-        init_scale=own.init_scale, **shared,
+        svi_key, f, point.params, known.train, epochs=settings.epochs, kl=settings.kl, prior=PRIOR,
+        init_scale=settings.init_scale, **shared,
     )  # fmt: skip
-    of_index = network.network(own.kernel_scales)
-    return scenes.on_moons(key, of_index, result.posterior, index, known, own.samples)
+    of_index = network.network(settings.kernel_scales)
+    return scenes.on_moons(key, of_index, result.posterior, index, known, settings.samples)
 
 
 def _mixing(

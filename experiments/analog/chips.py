@@ -57,11 +57,11 @@ def fidelities(run: Run[Settings]) -> list[Row]:
         chip: Any = (
             hardware.CircuitChip(device) if form == CIRCUITS else make(device, form == ORDERED_CHIP)
         )
-        found = measured(run, chip)
+        measurements = measured(run, chip)
         rows = []
         for name, fit in MODELS.items():
             result = hardware.fidelity(
-                jax.random.fold_in(run.key, 2), fit(found), chip, active=ACTIVE
+                jax.random.fold_in(run.key, 2), fit(measurements), chip, active=ACTIVE
             )
             for n, error, floor in zip(result.active, result.error, result.floor, strict=True):
                 rows.append(
@@ -115,12 +115,12 @@ def sequences(run: Run[Settings]) -> list[Row]:
 
     def rows() -> list[Row]:
         problem = small_images(run)
-        found = [models(run, device) for device in devices]
+        fitted_models = [models(run, device) for device in devices]
         return [
             row
             for name in SEQUENCES
             for row in _networks(
-                run, problem, devices, name, [(m[name], e[name]) for m, e in found]
+                run, problem, devices, name, [(m[name], e[name]) for m, e in fitted_models]
             )
         ]
 
@@ -131,8 +131,8 @@ def _networks(
     run: Run[Settings], problem: Problem, devices: tuple[int, ...], name: str, models: Any
 ) -> list[Row]:
     """Retraining through one kind of model, then with the chip in the loop."""
-    own = dataclasses.replace(problem, name=f"{problem.name}-{name.replace(' ', '-')}")
-    trainer = Trainer(run, own, devices, [model for model, _ in models])
+    renamed = dataclasses.replace(problem, name=f"{problem.name}-{name.replace(' ', '-')}")
+    trainer = Trainer(run, renamed, devices, [model for model, _ in models])
     params = jax.tree.map(lambda p: jnp.stack([p] * len(devices)), problem.params)
     retrain = run.settings.sequence_retrain
     short = max(1, round(retrain / 6))
@@ -146,7 +146,7 @@ def _networks(
     def add(column: str, values: Any) -> None:
         for row, value in zip(rows, values, strict=True):
             row[column] = float(value)
-        run.say(f"{own.name}, {column}: {values.mean():.1f} %")
+        run.say(f"{renamed.name}, {column}: {values.mean():.1f} %")
 
     add("plain", trainer.accuracy("loop", params))
     if name == "no model":
@@ -176,16 +176,16 @@ def models(run: Run[Settings], device: int) -> tuple[dict[str, Any], dict[str, R
         keys[1], chip, design, columns=size, active=None, programs=settings.event_programs
     )
     train, test = events.split()
-    found: dict[str, Any] = {"white box": hardware.fit_white_box(measured)}
-    found["no model"] = hardware.Linear()
+    fits: dict[str, Any] = {"white box": hardware.fit_white_box(measured)}
+    fits["no model"] = hardware.Linear()
     errors: dict[str, Row] = {"white box": {}, "no model": {}}
     for name, position in KNOWN.items():
-        found[name] = hardware.fit_sequence(
+        fits[name] = hardware.fit_sequence(
             keys[2], train, design, noise=hardware.fit_noise(measured.noise), position=position,
             width=WIDTH, heads=HEADS, epochs=settings.event_epochs, progress=False,
         )  # fmt: skip
-        errors[name] = {"mse": float(jnp.mean(found[name].error(test)))}
-    for name, model in found.items():
+        errors[name] = {"mse": float(jnp.mean(fits[name].error(test)))}
+    for name, model in fits.items():
         far = hardware.fidelity(keys[3], model, chip, design, active=(size,), gain=GAIN)
         errors[name] |= {"error": far.error[0], "noise": far.floor[0]}
-    return found, errors
+    return fits, errors

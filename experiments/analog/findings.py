@@ -33,9 +33,9 @@ fidelity = partial(h.where, kind="fidelity")
 
 def strategies(report: Report) -> list[Row]:
     """Selects a row per data set and strategy, its accuracies over chips."""
-    own = h.where(kind="training")
+    of_training = h.where(kind="training")
     means = h.summary(
-        own, "data", "strategy", chips=len, epochs=lambda rows: rows[0]["epochs"],
+        of_training, "data", "strategy", chips=len, epochs=lambda rows: rows[0]["epochs"],
         software=h.average("software"), on_chip=h.average("on_chip"),
         worst=h.least("on_chip"), best=h.most("on_chip"),
     )  # fmt: skip
@@ -61,9 +61,9 @@ def model_orders(report: Report) -> Iterator[Row]:
     for form in (chips.ORDERED_CHIP, chips.CIRCUITS):
         each = h.pivot(fidelity(form=form), ("active", "device"), "model", "error")(report)
         for n in (32, 128) if each else ():
-            own = [row for row in each if row["active"] == n]
-            right = sum(row["linear"] > row["columnar"] > row["white box"] for row in own)
-            yield {"form": form, "active": n, "right": right, "chips": len(own)}
+            at_n = [row for row in each if row["active"] == n]
+            right = sum(row["linear"] > row["columnar"] > row["white box"] for row in at_n)
+            yield {"form": form, "active": n, "right": right, "chips": len(at_n)}
 
 
 def order_effects(report: Report) -> Iterator[Row]:
@@ -127,8 +127,8 @@ def sequence_gains(report: Report) -> Iterator[Row]:
 
 def worst(**which: Any) -> h.Selection:
     """Selects the chips' largest error over the noise floor, by the number of active rows."""
-    found = h.summary(fidelity(**which), "active", worst=h.most("ratio"))
-    return lambda report: [row for row in found(report) if row["active"] in ACTIVE]
+    fidelities = h.summary(fidelity(**which), "active", worst=h.most("ratio"))
+    return lambda report: [row for row in fidelities(report) if row["active"] in ACTIVE]
 
 
 claim = partial(h.Claim, needs="default")
@@ -215,9 +215,9 @@ def errors(report: Report) -> Iterator[Row]:
     for form in (chips.ORDERED_CHIP, chips.ORDER_FREE, chips.CIRCUITS):
         means = h.summary(fidelity(form=form), "active", "model", error=h.average("error"))(report)
         floors = h.summary(fidelity(form=form), "active", error=h.average("noise"))(report)
-        own = [{**row, "style": "o-"} for row in means]
-        own += [{**row, "model": "noise", "style": "k:"} for row in floors]
-        for row in sorted(own, key=lambda row: row["active"]):
+        points = [{**row, "style": "o-"} for row in means]
+        points += [{**row, "model": "noise", "style": "k:"} for row in floors]
+        for row in sorted(points, key=lambda row: row["active"]):
             yield {**row, "title": f"chips: {form}"}
 
 

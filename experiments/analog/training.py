@@ -213,47 +213,50 @@ def step_times(problem: Problem, box: hw.WhiteBox, batch: int = 50) -> Row:
 def images(run: Run[Settings]) -> Problem:
     """Pixels from 0 to 1 of an image data set."""
     settings = run.settings
-    found, n, m = data.load(settings.data), settings.images, settings.test_images
+    images, n, m = data.load(settings.data), settings.images, settings.test_images
     train, test = (
         ((x.reshape(len(x), -1) / 255).astype(np.float32), labels)
         for x, labels in (
-            (found.train_images[:n], found.train_labels[:n]),
-            (found.test_images[:m], found.test_labels[:m]),
+            (images.train_images[:n], images.train_labels[:n]),
+            (images.test_images[:m], images.test_labels[:m]),
         )
     )
-    return _trained(run, settings.data, train, test, settings.widths, found.num_classes)
+    return _trained(run, settings.data, train, test, settings.widths, images.num_classes)
 
 
 def small_images(run: Run[Settings]) -> Problem:
     """Digits of 8 by 8 pixels, from 0 to 1, on an array that sequence models can afford."""
     settings = run.settings
-    found = data.load("digits")
+    digits = data.load("digits")
 
     def scaled(x: np.ndarray) -> np.ndarray:
         x = x.reshape(len(x), -1).astype(np.float32)
         return x / x.max()
 
     count, size = settings.sequence_images, settings.sequence_size
-    train = scaled(found.train_images)[:count], found.train_labels[:count]
-    test = scaled(found.test_images), found.test_labels
+    train = scaled(digits.train_images)[:count], digits.train_labels[:count]
+    test = scaled(digits.test_images), digits.test_labels
     array = hw.Crossbar(rows=size, columns=size, gain=GAIN)
-    return _trained(run, "digits-small", train, test, (size,), found.num_classes, array)
+    return _trained(run, "digits-small", train, test, (size,), digits.num_classes, array)
 
 
 def speech(run: Run[Settings]) -> Problem:
     """Log-mel features of spoken words, from 0 to 1."""
     settings = run.settings
-    found = data.speech_commands()
+    commands = data.speech_commands()
     bands = settings.speech_bands
     parts = [
         nn.log_mel(a, bands, bands).reshape(len(a), -1)
-        for a in (found.train_audio, found.test_audio)
+        for a in (commands.train_audio, commands.test_audio)
     ]
     top = parts[0].max()
     train, test = (
-        (x / top, y) for x, y in zip(parts, (found.train_labels, found.test_labels), strict=True)
+        (x / top, y)
+        for x, y in zip(parts, (commands.train_labels, commands.test_labels), strict=True)
     )
-    return _trained(run, "speech-commands", train, test, settings.speech_widths, len(found.words))
+    return _trained(
+        run, "speech-commands", train, test, settings.speech_widths, len(commands.words)
+    )
 
 
 def _trained(

@@ -76,12 +76,13 @@ def measure(run: Run[Settings], task: tuple[str, str, float, int]) -> Iterator[R
     """A row for every candidate of a search, with its cycles on all accelerators."""
     told, agent, target, seed = task
     candidates, known, whole = _prepared(run)
-    own = search.UniformSearch() if agent == SAME else search.Knapsack(run.settings.levels)
-    found = search.search_among(
+    searcher = search.UniformSearch() if agent == SAME else search.Knapsack(run.settings.levels)
+    search_result = search.search_among(
         jax.random.fold_in(run.key, seed), candidates, latency=TOLD[told], target=target,
-        agent=own, actions=ACTIONS, episodes=run.settings.episodes, known=known, progress=False,
+        agent=searcher, actions=ACTIONS, episodes=run.settings.episodes, known=known,
+        progress=False,
     )  # fmt: skip
-    for episode in found.episodes:
+    for episode in search_result.episodes:
         if "accuracy" in episode:
             policy = Policy.from_plain(episode["policy"])
             shares = _costs(candidates, policy)
@@ -150,9 +151,9 @@ def frontier(report: Report) -> Iterator[Row]:
                 (f"told {PROXY}", PROXY, "knapsack"),
                 (SAME, device, SAME),
             ):
-                own = h.where(told=told, agent=agent)(report)
+                of_agent = h.where(told=told, agent=agent)(report)
                 # All shares of a search count: a candidate that was meant for another may fit.
-                within = [r for r in own if r[device] <= target * (1 + NEAR)]
+                within = [r for r in of_agent if r[device] <= target * (1 + NEAR)]
                 best = [
                     max((r for r in within if r["seed"] == seed), key=lambda r: r["accuracy"],
                         default=None)
@@ -174,14 +175,18 @@ def gains(report: Report) -> Iterator[Row]:
         for row in rows:
             # Nothing that fits is a network that can't be used.
             by.setdefault(row["name"], []).append(row["accuracy"] or 0.0)
-        own, proxy, same = (np.array(values) for values in by.values())
-        yield {"device": device, "proxy": (own - proxy).mean(), "same": (own - same).mean()}
+        of_formula, proxy, same = (np.array(values) for values in by.values())
+        yield {
+            "device": device,
+            "proxy": (of_formula - proxy).mean(),
+            "same": (of_formula - same).mean(),
+        }
 
 
 def landings(report: Report) -> Iterator[Row]:
     """Selects how near the target each knapsack's nearest candidate lies."""
-    own = h.where(agent="knapsack")(report)
-    for (told, target), rows in h.grouped(own, "told", "target").items():
+    knapsacks = h.where(agent="knapsack")(report)
+    for (told, target), rows in h.grouped(knapsacks, "told", "target").items():
         if told in DEVICES:
             yield {"told": told, "target": target, "off": min(abs(r["ratio"] - 1) for r in rows)}
 

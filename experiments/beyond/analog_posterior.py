@@ -93,7 +93,7 @@ class Bench(NamedTuple):
         Returns:
             `{"net", "level"}` with a leading axis of networks.
         """
-        data, own = small_digits.images(standardized=False), self.settings
+        data, settings = small_digits.images(standardized=False), self.settings
         inner = cross_entropy(self.on_chip, keyed=True)
 
         def loss(key: Any, p: Any, state: Any, batch: Any, step: Any) -> Any:
@@ -107,14 +107,17 @@ class Bench(NamedTuple):
             kl = jnp.sum(columns * (0.5 * spread**2 - jnp.log(spread)))
             return value + TEMPERED * kl / len(data.train), (metrics, state)
 
-        steps = own.retrain * (len(data.train) // own.batch_size)
+        steps = settings.retrain * (len(data.train) // settings.batch_size)
         # Logarithms of steps move by what the rate says, and have a longer way to go than weights.
         optimizer = optax.multi_transform(
-            {"net": cosine_adam(own.rate, steps), "level": cosine_adam(10 * own.rate, steps)},
+            {
+                "net": cosine_adam(settings.rate, steps),
+                "level": cosine_adam(10 * settings.rate, steps),
+            },
             {"net": "net", "level": "level"},
         )
         key, start = jax.random.fold_in(self.key, 3), {"net": nets, "level": levels}
-        return _trained(key, loss, start, learnt, optimizer, own.retrain, own.batch_size)
+        return _trained(key, loss, start, learnt, optimizer, settings.retrain, settings.batch_size)
 
     def read(self, trained: Any, x: jax.Array) -> jax.Array:
         """Asks the chip for logits several times, `[networks, readings, n, classes]`."""
@@ -145,15 +148,19 @@ def _trained(
 
 def make_bench(run: Run[Settings], seed: int) -> Bench:
     """A digital network, the crossbars it needs, and the noise of a chip's tiles."""
-    data, own = small_digits.images(standardized=False), run.settings
+    data, settings = small_digits.images(standardized=False), run.settings
     key = jax.random.fold_in(run.key, seed)
     # Without leaks and memory of lines, which a chip's order is about and noise isn't.
     chip = Chip(seed, physics=replace(PUBLISHED_PHYSICS, ordered=False))
-    keys = [jax.random.fold_in(key, 100 + i) for i in range(own.members)]
+    keys = [jax.random.fold_in(key, 100 + i) for i in range(settings.members)]
     f, _ = small_digits.network(key)
     starts = jax.tree.map(lambda *p: jnp.stack(p), *[small_digits.network(k)[1] for k in keys])
-    optimizer = cosine_adam(own.rate, own.epochs * (len(data.train) // own.batch_size))
-    members = _trained(key, cross_entropy(f), starts, None, optimizer, own.epochs, own.batch_size)
+    optimizer = cosine_adam(
+        settings.rate, settings.epochs * (len(data.train) // settings.batch_size)
+    )
+    members = _trained(
+        key, cross_entropy(f), starts, None, optimizer, settings.epochs, settings.batch_size
+    )
     params = jax.tree.map(lambda leaf: leaf[0], members)
     spec = calibrate_ranges(f, params, [data.train], {"fc*": ARRAY})
     to_weights, to_inputs, to_read = jax.random.split(jax.random.fold_in(key, 1), 3)
@@ -172,7 +179,7 @@ def make_bench(run: Run[Settings], seed: int) -> Bench:
         ))
         for site in LAYERS
     }  # fmt: skip
-    return Bench(own, key, chip, f, members, spec, counts, tiles)
+    return Bench(settings, key, chip, f, members, spec, counts, tiles)
 
 
 def matching(bench: Bench, posterior: Any, x: jax.Array) -> jax.Array:
@@ -183,25 +190,29 @@ def matching(bench: Bench, posterior: Any, x: jax.Array) -> jax.Array:
         for part in ("mean", "var")
     )  # fmt: skip
     # Means go through the layers, and each layer's own variance is what its noise has to be.
-    found, inputs = [], x.reshape(len(x), -1)
+    outputs, inputs = [], x.reshape(len(x), -1)
     for site in LAYERS:
         asked = inputs**2 @ variances[site]["kernel"] + variances[site]["bias"]
-        found.append(jnp.sqrt(asked.mean()))
+        outputs.append(jnp.sqrt(asked.mean()))
         inputs = jax.nn.relu(inputs @ means[site]["kernel"] + means[site]["bias"])
-    return jnp.log(jnp.stack(found) / bench.spread(jnp.zeros(len(LAYERS))))
+    return jnp.log(jnp.stack(outputs) / bench.spread(jnp.zeros(len(LAYERS))))
 
 
 def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
     """Every method on one chip."""
-    bench, data, own = make_bench(run, seed), small_digits.images(standardized=False), run.settings
-    steps = own.epochs * (len(data.train) // own.batch_size)
+    bench, data, settings = (
+        make_bench(run, seed),
+        small_digits.images(standardized=False),
+        run.settings,
+    )
+    steps = settings.epochs * (len(data.train) // settings.batch_size)
     first = jax.tree.map(lambda leaf: leaf[0], bench.members)
     posterior = bayes.svi(
-        bench.key, bench.f, first, (data.train, data.train_labels), epochs=own.epochs,
-        init_scale=1e-2, kl=TEMPERED, batch_size=own.batch_size,
-        optimizer=cosine_adam(own.rate, steps), progress=False,
+        bench.key, bench.f, first, (data.train, data.train_labels), epochs=settings.epochs,
+        init_scale=1e-2, kl=TEMPERED, batch_size=settings.batch_size,
+        optimizer=cosine_adam(settings.rate, steps), progress=False,
     ).posterior  # fmt: skip
-    native, count = jnp.zeros(len(LAYERS)), own.members
+    native, count = jnp.zeros(len(LAYERS)), settings.members
     # Native and matched are of the first network, learnt noise of all members.
     nets = jax.tree.map(lambda p: jnp.concatenate([p[:1], p[:1], p]), bench.members)
     largest = jnp.stack([jnp.abs(bench.members[site]["kernel"]).max((1, 2)) for site in LAYERS], -1)
@@ -212,13 +223,13 @@ def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
     test = len(data.test)
     readings = bench.read(trained, jnp.concatenate([data.test, data.elsewhere]))
     passes = jax.jit(jaxeff.moments(bench.f))
-    each = own.readings // count
+    each = settings.readings // count
     x = jnp.concatenate([data.test, data.elsewhere])
     # Logits of all images by each method, and which network's noise stands in the table.
     methods: dict[str, tuple[jax.Array, int | None]] = {
         "SVI, moments": (uncertainty.sample_logits(
-            bench.key, passes(bayes.to_gaussians(posterior), x), own.readings), None),
-        "SVI, draws": (bayes.predict(bench.key, bench.f, posterior, x, samples=own.readings),
+            bench.key, passes(bayes.to_gaussians(posterior), x), settings.readings), None),
+        "SVI, draws": (bayes.predict(bench.key, bench.f, posterior, x, samples=settings.readings),
                        None),
         "chip, one reading": (readings[0, :1], 0),
         "chip, native": (readings[0], 0),

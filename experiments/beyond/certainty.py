@@ -115,10 +115,11 @@ def _laplace(sites: str, structure: str, *others: str) -> Callable[[Bench], Form
 
 
 def _svi(bench: Bench) -> Forms:
-    own = bench.settings
+    settings = bench.settings
     posterior = bayes.svi(
-        bench.key, bench.f, bench.start, bench.train, epochs=own.epochs, init_scale=1e-2,
-        batch_size=own.batch_size, optimizer=cosine_adam(own.rate, own.epochs * bench.steps()),
+        bench.key, bench.f, bench.start, bench.train, epochs=settings.epochs, init_scale=1e-2,
+        batch_size=settings.batch_size,
+        optimizer=cosine_adam(settings.rate, settings.epochs * bench.steps()),
         progress=False,
     ).posterior  # fmt: skip
     yield "draws", 1.0, bench.draws(posterior)
@@ -128,8 +129,8 @@ def _svi(bench: Bench) -> Forms:
 def _ivon(bench: Bench) -> Forms:
     rate = optax.cosine_decay_schedule(0.3, bench.settings.epochs * bench.steps())
     optimizer = bayes.ivon(bench.key, rate, len(bench.train[1]), weight_decay=1e-3, decay=0.999)
-    found = bench.fit(training.cross_entropy(bench.f), bench.start, optimizer)
-    posterior = bayes.ivon_posterior(found.params, found.opt_state)
+    fitted = bench.fit(training.cross_entropy(bench.f), bench.start, optimizer)
+    posterior = bayes.ivon_posterior(fitted.params, fitted.opt_state)
     yield "draws", 1.0, bench.draws(posterior)
     yield "moments", 1.0, bench.moments(posterior)
 
@@ -138,8 +139,8 @@ def _swag(bench: Bench) -> Forms:
     settings = bench.settings
     optimizer = bayes.swag(optax.sgd(0.05, momentum=0.9), start=0, every=bench.steps())
     loss = training.cross_entropy(bench.f)
-    found = bench.fit(loss, bench.trained, optimizer, settings.tail)
-    posterior = bayes.swag_posterior(found.params, found.opt_state)
+    fitted = bench.fit(loss, bench.trained, optimizer, settings.tail)
+    posterior = bayes.swag_posterior(fitted.params, fitted.opt_state)
     yield "draws", 1 + settings.tail / settings.epochs, bench.draws(posterior)
 
 

@@ -110,15 +110,16 @@ def retrained(
 
 def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
     """Both ways at all budgets, on one chip."""
-    data, own = small_digits.images(standardized=False), run.settings
+    data, settings = small_digits.images(standardized=False), run.settings
     key = jax.random.fold_in(run.key, seed)
     # Without leaks and memory of lines, which no model of a tile's sums can hold.
     chip = Chip(seed, physics=replace(PUBLISHED_PHYSICS, ordered=False))
     f, start = small_digits.network(key)
     params = fit(
-        key, cross_entropy(f), start, (data.train, data.train_labels), epochs=own.epochs,
-        optimizer=cosine_adam(own.rate, own.epochs * (len(data.train) // own.batch_size)),
-        batch_size=own.batch_size, progress=False,
+        key, cross_entropy(f), start, (data.train, data.train_labels), epochs=settings.epochs,
+        optimizer=cosine_adam(settings.rate,
+        settings.epochs * (len(data.train) // settings.batch_size)),
+        batch_size=settings.batch_size, progress=False,
     ).params  # fmt: skip
     spec = calibrate_ranges(f, params, [data.train], {"fc*": ARRAY})
     # Every tile of a layer answers each image once.
@@ -139,13 +140,15 @@ def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
         }  # fmt: skip
 
     yield judged(NEITHER, 0, 0, params)
-    train = functools.partial(retrained, key, params, spec, f=f, size=own.batch_size)
-    for size in own.sizes:
+    train = functools.partial(retrained, key, params, spec, f=f, size=settings.batch_size)
+    for size in settings.sizes:
         asked = queries_of(design(size))
         box = fit_white_box(characterize(jax.random.fold_in(key, size), chip, design(size)))
-        yield judged(MODEL, asked, own.steps, train(box, own.steps, own.rate, looped=False))
-        steps = asked // (tiles * own.batch_size)
-        yield judged(LOOP, asked, steps, train(chip, steps, own.rate, looped=True))
+        yield judged(
+            MODEL, asked, settings.steps, train(box, settings.steps, settings.rate, looped=False)
+        )
+        steps = asked // (tiles * settings.batch_size)
+        yield judged(LOOP, asked, steps, train(chip, steps, settings.rate, looped=True))
 
 
 MEANS = h.means(h.every, ("method", "queries"), ("steps", "nll", "accuracy"), ("nll", "accuracy"))
@@ -157,13 +160,13 @@ CURVES = h.means(
 
 def ends(report: Report) -> Iterator[Row]:
     """Selects what the model gains over the loop at fewest queries, and the loop at most."""
-    found = {(row["method"], row["queries"]): row for row in MEANS(report)}
+    by_method = {(row["method"], row["queries"]): row for row in MEANS(report)}
     asked = sorted({row["queries"] for row in report.rows if row["queries"]})
     few, many = asked[0], asked[-1]
     yield {
-        "few": found[MODEL, few]["accuracy"] - found[LOOP, few]["accuracy"],
-        "many": found[LOOP, many]["accuracy"] - found[MODEL, many]["accuracy"],
-        "saved": found[MODEL, many]["nll"] - found[LOOP, many]["nll"],
+        "few": by_method[MODEL, few]["accuracy"] - by_method[LOOP, few]["accuracy"],
+        "many": by_method[LOOP, many]["accuracy"] - by_method[MODEL, many]["accuracy"],
+        "saved": by_method[MODEL, many]["nll"] - by_method[LOOP, many]["nll"],
     }  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def lit(f: Any, light: ChaoticLight, levels: dict[str, Any]) -> Callable[..., An
 def trained(run: Run[Settings], seed: int, f: Any, start: Any, light: ChaoticLight,
             levels: dict[str, Any]) -> Any:  # fmt: skip
     """Trains by the Gaussian model of light, whose noise is drawn anew at every step."""
-    data, own = small_digits.images(standardized=False), run.settings
+    data, settings = small_digits.images(standardized=False), run.settings
 
     def loss(key: Any, p: Any, batch: Any) -> Any:
         x, labels = batch
@@ -82,25 +82,28 @@ def trained(run: Run[Settings], seed: int, f: Any, start: Any, light: ChaoticLig
         nll = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
         return nll, {"nll": nll}
 
-    steps = own.epochs * (len(data.train) // own.batch_size)
+    steps = settings.epochs * (len(data.train) // settings.batch_size)
     # A level is a logit: it has farther to go than a weight.
     optimizer = optax.multi_transform(
-        {"net": cosine_adam(own.rate, steps), "levels": cosine_adam(10 * own.rate, steps)},
+        {
+            "net": cosine_adam(settings.rate, steps),
+            "levels": cosine_adam(10 * settings.rate, steps),
+        },
         {"net": "net", "levels": "levels"},
     )
     return fit(
         jax.random.fold_in(run.key, seed), stateless(loss), {"net": start, "levels": levels},
-        (data.train, data.train_labels), epochs=own.epochs, optimizer=optimizer,
-        batch_size=own.batch_size, progress=False,
+        (data.train, data.train_labels), epochs=settings.epochs, optimizer=optimizer,
+        batch_size=settings.batch_size, progress=False,
     ).params  # fmt: skip
 
 
 def measure(run: Run[Settings], task: tuple[int, int]) -> Iterator[Row]:
     """All trainings of one depth, read once and many times."""
-    (depth, seed), own = task, run.settings
+    (depth, seed), settings = task, run.settings
     data = small_digits.images(standardized=False)
     f, start = network(jax.random.fold_in(run.key, 1000 * depth + seed), depth)
-    base = ChaoticLight(noise=0.0, photons=own.photons, electronic=own.electronic)
+    base = ChaoticLight(noise=0.0, photons=settings.photons, electronic=settings.electronic)
     # Levels begin near the base: the task has to ask for noise.
     low = {site: jnp.float32(-2.0) for site in start}
     dark = trained(run, seed, f, start, QUIET, {})
@@ -110,7 +113,7 @@ def measure(run: Run[Settings], task: tuple[int, int]) -> Iterator[Row]:
         (LEARNT, base): trained(run, seed, f, start, base, low),
     }  # fmt: skip
     x, count = jnp.concatenate([data.test, data.elsewhere]), len(data.test)
-    keys = jax.random.split(jax.random.fold_in(run.key, seed), own.readings)
+    keys = jax.random.split(jax.random.fold_in(run.key, seed), settings.readings)
     for (name, light), p in nets.items():
         read = jax.jit(lambda p, x, light=light: jax.lax.map(
             lambda key: lit(f, light, p["levels"])(key, p["net"], x), keys
@@ -119,7 +122,7 @@ def measure(run: Run[Settings], task: tuple[int, int]) -> Iterator[Row]:
         # What noise is to logits: its deviation over that of their means between images.
         noise = logits[:, :count].std(0, ddof=1).mean() / logits[:, :count].mean(0).std(0).mean()
         levels = [float(jax.nn.sigmoid(level)) for level in p["levels"].values()]
-        for readings in (1,) if name == NONE else (1, own.readings):
+        for readings in (1,) if name == NONE else (1, settings.readings):
             said = small_digits.said(logits[:readings, :count])
             elsewhere = small_digits.said(logits[:readings, count:])
             yield {
@@ -140,11 +143,11 @@ def several(report: Report) -> list[Row]:
 
 def effects(report: Report) -> Iterator[Row]:
     """Selects what depth costs and what training in noise gains, at the greatest depth."""
-    found = {(row["training"], row["depth"]): row for row in several(report)}
+    by_depth = {(row["training"], row["depth"]): row for row in several(report)}
     first, last = min(report.config["depths"]), max(report.config["depths"])
-    dark, base, learnt, none = (found[name, last] for name in (DARK, BASE, LEARNT, NONE))
+    dark, base, learnt, none = (by_depth[name, last] for name in (DARK, BASE, LEARNT, NONE))
     yield {
-        "depth": last, "grown": dark["noise"] / found[DARK, first]["noise"],
+        "depth": last, "grown": dark["noise"] / by_depth[DARK, first]["noise"],
         "gained": base["accuracy"] - dark["accuracy"],
         "lost": none["accuracy"] - base["accuracy"],
         "told": base["auroc"] - none["auroc"], "more": learnt["auroc"] - base["auroc"],

@@ -93,9 +93,9 @@ def sampler(f: Callable[..., Any], steps: int) -> Callable[..., Any]:
 
     def sample(params: Any, x: jax.Array) -> jax.Array:
         for i in range(steps):
-            own = params[i] if isinstance(params, list) else params
+            weights = params[i] if isinstance(params, list) else params
             level = jnp.broadcast_to(jnp.asarray(features[i]), (len(x), FEATURES))
-            noise = f(own, jnp.concatenate([x, level], 1))
+            noise = f(weights, jnp.concatenate([x, level], 1))
             before, kept = float(signal[i]), float(signal[i + 1])
             # DDIM's step without noise of its own: the predicted point, made less noisy.
             share = (kept / before) ** 0.5
@@ -107,14 +107,14 @@ def sampler(f: Callable[..., Any], steps: int) -> Callable[..., Any]:
 
 def trained(run: Run[Settings], key: jax.Array, points: jax.Array) -> tuple[Any, Any, list[Any]]:
     """Trains the ensemble, and a posterior that begins at its first member."""
-    own = run.settings
-    sizes = (2 + FEATURES, own.width, own.width, 2)
+    settings = run.settings
+    sizes = (2 + FEATURES, settings.width, settings.width, 2)
     starts = [
         jaxeff.functional(MLP(sizes, rngs=nnx.Rngs(jax.random.fold_in(key, i))))
-        for i in range(own.members)
+        for i in range(settings.members)
     ]
     f = starts[0][0]
-    steps = own.epochs * (len(points) // own.batch_size)
+    steps = settings.epochs * (len(points) // settings.batch_size)
 
     def loss(key: Any, p: Any, batch: Any) -> Any:
         x, noise = noisy(key, batch[0])
@@ -125,8 +125,8 @@ def trained(run: Run[Settings], key: jax.Array, points: jax.Array) -> tuple[Any,
     members = [
         fit(
             jax.random.fold_in(key, i), stateless(loss), start, (points,),
-            epochs=own.epochs, batch_size=own.batch_size, progress=False,
-            optimizer=cosine_adam(own.rate, steps),
+            epochs=settings.epochs, batch_size=settings.batch_size, progress=False,
+            optimizer=cosine_adam(settings.rate, steps),
         ).params
         for i, (_, start) in enumerate(starts)
     ]  # fmt: skip
@@ -134,9 +134,10 @@ def trained(run: Run[Settings], key: jax.Array, points: jax.Array) -> tuple[Any,
     x, noise = noisy(jax.random.fold_in(key, 99), jnp.tile(points, (4, 1)))
     deviation = float(jnp.sqrt(jnp.mean((f(members[0], x) - noise) ** 2)))
     posterior = bayes.svi(
-        key, f, members[0], (x, noise), epochs=own.epochs // 4, batch_size=own.batch_size, kl=1.0,
+        key, f, members[0], (x, noise), epochs=settings.epochs // 4, batch_size=settings.batch_size,
+        kl=1.0,
         init_scale=1e-2, likelihood=functools.partial(_normal, deviation),
-        optimizer=cosine_adam(own.rate, steps), progress=False,
+        optimizer=cosine_adam(settings.rate, steps), progress=False,
     ).posterior  # fmt: skip
     return f, posterior, members
 
@@ -150,13 +151,13 @@ def _normal(deviation: float, mean: Any) -> Any:
 
 def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
     """Every way to be sure or not, by the number of the sampler's steps."""
-    own, key = run.settings, jax.random.fold_in(run.key, seed)
-    points = moons(key, own.points)
+    settings, key = run.settings, jax.random.fold_in(run.key, seed)
+    points = moons(key, settings.points)
     f, posterior, members = trained(run, key, points)
-    x = jax.random.normal(jax.random.fold_in(key, 1), (own.samples, 2))
-    keys = jax.random.split(jax.random.fold_in(key, 2), own.draws)
+    x = jax.random.normal(jax.random.fold_in(key, 1), (settings.samples, 2))
+    keys = jax.random.split(jax.random.fold_in(key, 2), settings.draws)
     tree = KDTree(np.asarray(points))
-    for steps in own.steps:
+    for steps in settings.steps:
         sample = sampler(f, steps)
         weights = bayes.to_gaussians(posterior)
         passed = jax.jit(jaxeff.moments(sample))(weights, x)
@@ -198,15 +199,15 @@ MEANS = h.means(h.every, ("by", "steps"), COLUMNS, ("ratio", "errors"))
 
 def ends(report: Report) -> Iterator[Row]:
     """Selects how moments compare with draws at the fewest and most steps, and what errors say."""
-    found = {(row["by"], row["steps"]): row for row in MEANS(report)}
+    by_steps = {(row["by"], row["steps"]): row for row in MEANS(report)}
     few, many = min(report.config["steps"]), max(report.config["steps"])
-    moments, shared = found[MOMENTS, many], found[SHARED, many]
+    moments, shared = by_steps[MOMENTS, many], by_steps[SHARED, many]
     yield {
         "few": few, "many": many,
-        "one": abs(np.log2(found[MOMENTS, few]["ratio"])),
+        "one": abs(np.log2(by_steps[MOMENTS, few]["ratio"])),
         "all": abs(np.log2(moments["ratio"])), "shared": abs(np.log2(shared["ratio"])),
-        "order": shared["order"], "anew": found[ANEW, many]["ratio"], "errors": shared["errors"],
-        "members": found[MEMBERS, many]["errors"] - found[KEPT, many]["errors"],
+        "order": shared["order"], "anew": by_steps[ANEW, many]["ratio"], "errors": shared["errors"],
+        "members": by_steps[MEMBERS, many]["errors"] - by_steps[KEPT, many]["errors"],
     }  # fmt: skip
 
 

@@ -16,12 +16,12 @@ def compiled(text: str) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
     Returns:
         The program's function, of arrays on IREE's device, and what puts an array there.
     """
-    made = compile_str(
+    binary = compile_str(
         text, input_type="stablehlo", target_backends=["llvm-cpu"],
         extra_args=["--iree-llvmcpu-target-cpu=host"],
     )  # fmt: skip
     setting = iree.runtime.Config("local-sync")
-    module = iree.runtime.VmModule.copy_buffer(setting.vm_instance, made)
+    module = iree.runtime.VmModule.copy_buffer(setting.vm_instance, binary)
     context = iree.runtime.SystemContext(config=setting)
     context.add_vm_module(module)
     on_device = functools.partial(iree.runtime.asdevicearray, setting.device)

@@ -69,29 +69,31 @@ def lit(f: Any, part: str, light: ChaoticLight) -> Callable[..., Any]:
 
 def trained(run: Run[Settings], seed: int, f: Any, start: Any, part: str, light: Any) -> Any:
     """Trains by the Gaussian model of light, whose noise is drawn anew at every step."""
-    data, own = small_digits.images(), run.settings
+    data, settings = small_digits.images(), run.settings
     g = lit(f, part, light)
 
     def loss(key: Any, p: Any, batch: Any) -> Any:
         nll = optax.softmax_cross_entropy_with_integer_labels(g(key, p, batch[0]), batch[1]).mean()
         return nll, {"nll": nll}
 
-    steps = own.epochs * (len(data.train) // own.batch_size)
+    steps = settings.epochs * (len(data.train) // settings.batch_size)
     return fit(
         jax.random.fold_in(run.key, seed), stateless(loss), start, (data.train, data.train_labels),
-        epochs=own.epochs, optimizer=cosine_adam(own.rate, steps), batch_size=own.batch_size,
+        epochs=settings.epochs, optimizer=cosine_adam(settings.rate, steps),
+        batch_size=settings.batch_size,
         progress=False,
     ).params  # fmt: skip
 
 
 def measure(run: Run[Settings], task: tuple[int, int]) -> Iterator[Row]:
     """Every part on light of so many slots, by networks of one seed."""
-    (slots, seed), own = task, run.settings
+    (slots, seed), settings = task, run.settings
     # Full scale stays four deviations of a normalized activation, whatever it is made of.
-    light = ChaoticLight(noise=0.0, slots=slots, cap=4.0 / slots, photons=own.photons,
-                         electronic=own.electronic)  # fmt: skip
+    light = ChaoticLight(noise=0.0, slots=slots, cap=4.0 / slots, photons=settings.photons,
+                         electronic=settings.electronic)  # fmt: skip
     model = TransformerEncoder(
-        small_digits.CLASSES, SIDE, SIDE, width=own.width, heads=own.heads, hidden=2 * own.width,
+        small_digits.CLASSES, SIDE, SIDE, width=settings.width, heads=settings.heads,
+        hidden=2 * settings.width,
         depth=1, rngs=nnx.Rngs(jax.random.fold_in(run.key, 1000 + seed)),
     )  # fmt: skip
     f, start = jaxeff.functional(model)
@@ -151,22 +153,22 @@ def several(report: Report) -> list[Row]:
 
 def effects(report: Report) -> Iterator[Row]:
     """Selects what light costs where, by one reading."""
-    found = {(r["part"], r["training"], r["slots"]): r for r in once(report)}
+    by_slots = {(r["part"], r["training"], r["slots"]): r for r in once(report)}
     photons = {
         (r["part"], r["slots"]): r for r in MEANS(report)
         if r["model"] == "physical" and r["readings"] == 1
     }  # fmt: skip
     for slots in report.config["slots"]:
-        electronic = found[NONE, DARK, slots]["accuracy"]
-        part, dense = found[ATTENTION, DARK, slots], found[DENSE, DARK, slots]
+        electronic = by_slots[NONE, DARK, slots]["accuracy"]
+        part, dense = by_slots[ATTENTION, DARK, slots], by_slots[DENSE, DARK, slots]
         yield {
             "slots": slots, "relative": part["noise"] / dense["noise"],
             "dark": electronic - part["accuracy"], "dense": electronic - dense["accuracy"],
-            "lost": electronic - found[ATTENTION, LIT, slots]["accuracy"],
-            "all": electronic - found[ALL, LIT, slots]["accuracy"],
-            "scores": found[SCORES, DARK, slots]["noise"] / found[SUMS, DARK, slots]["noise"],
+            "lost": electronic - by_slots[ATTENTION, LIT, slots]["accuracy"],
+            "all": electronic - by_slots[ALL, LIT, slots]["accuracy"],
+            "scores": by_slots[SCORES, DARK, slots]["noise"] / by_slots[SUMS, DARK, slots]["noise"],
             "apart": abs(
-                photons[ATTENTION, slots]["accuracy"] - found[ATTENTION, LIT, slots]["accuracy"]
+                photons[ATTENTION, slots]["accuracy"] - by_slots[ATTENTION, LIT, slots]["accuracy"]
             ),
         }  # fmt: skip
 

@@ -71,8 +71,8 @@ class Settings:
 def allocate(of: str) -> Row:
     """Times an allocation for ResNet-18, weights and activations of 1 to 8 bits each."""
     net = cost.subject("resnet18-cifar", 1)
-    found = jaxeff.cost(net.f, net.params, net.x)
-    rows = [row for row in found.layers if row.macs]
+    costs = jaxeff.cost(net.f, net.params, net.x)
+    rows = [row for row in costs.layers if row.macs]
     shape = (len(rows), 8)
     generator = np.random.default_rng(0)
     widths = np.arange(1, 9)
@@ -83,9 +83,9 @@ def allocate(of: str) -> Row:
         for _ in range(2)
     ]
     sensitivity = BitSensitivity(tuple(row.site for row in rows), tuple(range(1, 9)), *damages)
-    budget = 4 * sum(row.weights for row in rows) if of == "weights" else 16 * found.macs
+    budget = 4 * sum(row.weights for row in rows) if of == "weights" else 16 * costs.macs
     start = time.perf_counter()
-    allocate_bits(sensitivity, found, budget, unit=of)
+    allocate_bits(sensitivity, costs, budget, unit=of)
     return {"budget": of, "sites": len(rows), "seconds": time.perf_counter() - start}
 
 

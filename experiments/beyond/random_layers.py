@@ -181,17 +181,17 @@ def predicted(key: jax.Array, own: Settings, params: Any, choice: Choice, x: Any
 
 def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
     """All architectures of one seed, trained together, judged on validation and test images."""
-    own, data, found = run.settings, images(), choices(run.settings.widths)
+    settings, data, options = run.settings, images(), choices(run.settings.widths)
     key = jax.random.fold_in(run.key, seed)
-    choice = Choice(*(jnp.asarray(column) for column in zip(*found, strict=True)))
-    params = jax.jit(jax.vmap(lambda c: trained(key, own, c, data.train)))(choice)
-    say = jax.jit(jax.vmap(lambda p, c, x: predicted(key, own, p, c, x), (0, 0, None)))
+    choice = Choice(*(jnp.asarray(column) for column in zip(*options, strict=True)))
+    params = jax.jit(jax.vmap(lambda c: trained(key, settings, c, data.train)))(choice)
+    say = jax.jit(jax.vmap(lambda p, c, x: predicted(key, settings, p, c, x), (0, 0, None)))
     groups = (data.validation[0], data.known, data.test[0], data.others, data.unseen)
     said = [np.asarray(say(params, choice, x)) for x in groups]
     # The doubt of all is the entropy of the mean prediction, which networks without noise have too.
     doubt = [np.asarray(entr(probs).sum(-1)) for probs in said]
     largest = stored((1,) * LAYERS, WIDEST)
-    for i, (random, width, activation) in enumerate(found):
+    for i, (random, width, activation) in enumerate(options):
         held, labels = said[0][i], data.validation[1]
         yield {
             "seed": seed,
@@ -231,11 +231,12 @@ BY_SHAPE = h.means(h.every, ("activation", "width"), MEASURES, ("auroc",))
 
 def gains(report: Report) -> Iterator[Row]:
     """Selects what a reward with AUROC gains over one of accuracy alone, seed by seed."""
-    found = {(row["budget"], row["reward"], row["seed"]): row for row in chosen(report)}
+    by_seed = {(row["budget"], row["reward"], row["seed"]): row for row in chosen(report)}
     for budget in report.config["budgets"]:
         gained = {
             name: [
-                found[budget, "accuracy and AUROC", seed][name] - found[budget, ALONE, seed][name]
+                by_seed[budget, "accuracy and AUROC", seed][name]
+                - by_seed[budget, ALONE, seed][name]
                 for seed in range(report.config["seeds"])
             ]
             for name in MEASURES
@@ -254,8 +255,8 @@ def _sure(gained: list[float]) -> float | None:
 
 def _with_tables(run: Run[Settings], found: Found) -> Found:
     """Adds the means over seeds that the tables show."""
-    rows, own = list(found.rows), run.settings
-    config = {"seeds": own.seeds, "budgets": own.budgets}
+    rows, settings = list(found.rows), run.settings
+    config = {"seeds": settings.seeds, "budgets": settings.budgets}
     report = Report("random_layers", run.size, config, rows)
     tables = {"chosen": PICKS(report), "layers": BY_LAYERS(report), "shapes": BY_SHAPE(report)}
     return Found(rows, {"tables": tables})

@@ -54,7 +54,7 @@ def jax_forms(steps: int, replicates: list[tuple[int, int]]) -> dict[str, Callab
     labels = jnp.argmax(images[:, :10], axis=-1)
     optimizer = optax.adam(1e-3)
     one_step = jax.jit(make_epoch(loss_at(f)({"*": Additive(SIGMA)}), optimizer, BATCH))
-    whole = jax.jit(make_epoch(loss_at(f)({"*": Additive(SIGMA)}), optimizer, BATCH))
+    epoch = jax.jit(make_epoch(loss_at(f)({"*": Additive(SIGMA)}), optimizer, BATCH))
     start = init(params, optimizer)
 
     def loop() -> Any:
@@ -66,7 +66,7 @@ def jax_forms(steps: int, replicates: list[tuple[int, int]]) -> dict[str, Callab
 
     forms: dict[str, Callable[[], Any]] = {
         "jitted steps": loop,
-        "scanned": lambda: whole(start, key, (images, labels)),
+        "scanned": lambda: epoch(start, key, (images, labels)),
     }
     for settings, seeds in replicates:
         begin = start_function(fresh, optimizer)

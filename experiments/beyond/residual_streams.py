@@ -268,11 +268,11 @@ def _tangent(layer: Any, w: Any, v: Any, x: Any) -> tuple[Any, Any, Any]:
 
 def tangents(net: Network, variances: Any, x: Any) -> list[tuple[Any, Any, Any]]:
     """Linearizes every layer at the means, for one input."""
-    found = []
+    measurements = []
     for layer, w, v in zip(net.layers, net.params, variances, strict=True):
         x, slope, added = _tangent(layer, w, v, x)
-        found.append((x.shape, np.asarray(slope), np.asarray(added)))
-    return found
+        measurements.append((x.shape, np.asarray(slope), np.asarray(added)))
+    return measurements
 
 
 def followed(linear: list[tuple[Any, Any, Any]], state: State) -> Any:
@@ -351,8 +351,8 @@ def _norms(which: Row, streams: Any, key: Any) -> Iterator[Row]:
         "statistics fixed": fixed,
     }
     truth = drawn(key)
-    for rule, found in rules.items():
-        ratio = np.asarray(found / truth)
+    for rule, of_rule in rules.items():
+        ratio = np.asarray(of_rule / truth)
         low, median, high = np.quantile(ratio, (0.05, 0.5, 0.95))
         yield {
             "part": "norms", **which, "rule": rule, "ratio": float(median), "low": float(low),

@@ -70,18 +70,25 @@ def patches(x: Any) -> jax.Array:
 
 def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
     """Trains one network and judges it in every format."""
-    own, key = run.settings, jax.random.fold_in(run.key, seed)
-    images = load_images(own.data, own.images, own.test_images)
+    settings, key = run.settings, jax.random.fold_in(run.key, seed)
+    images = load_images(settings.data, settings.images, settings.test_images)
     labels, truth = images.train[1], images.test[1]
     x, test = patches(images.train[0]), patches(images.test[0])
     model = TransformerEncoder(
-        10, PATCH, PATCHES, width=own.width, depth=own.depth, heads=own.heads, rngs=nnx.Rngs(key)
+        10,
+        PATCH,
+        PATCHES,
+        width=settings.width,
+        depth=settings.depth,
+        heads=settings.heads,
+        rngs=nnx.Rngs(key),
     )
     f, start = jaxeff.functional(model)
-    steps = own.epochs * (len(x) // own.batch_size)
+    steps = settings.epochs * (len(x) // settings.batch_size)
     params = fit(
-        key, cross_entropy(f), start, (x, labels), epochs=own.epochs, batch_size=own.batch_size,
-        optimizer=cosine_adam(own.rate, steps), checkpoint=run.work / f"{seed}.safetensors",
+        key, cross_entropy(f), start, (x, labels), epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        optimizer=cosine_adam(settings.rate, steps), checkpoint=run.work / f"{seed}.safetensors",
         progress=False,
     ).params  # fmt: skip
     exact = jax.jit(f)(params, test)
@@ -108,7 +115,7 @@ def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
     for name, setting in ROUNDED.items():
         yield ours(WHOLE, name, params, {LAYERS: setting, **ends})
     for name, transform in CORRECTED.items():
-        _, fitted, spec = transform(f, params, x[: own.calibration], {LAYERS: GROUPS})
+        _, fitted, spec = transform(f, params, x[: settings.calibration], {LAYERS: GROUPS})
         yield ours(WHOLE, name, fitted, {**spec, **ends})
     for name, (kind, tile, spec) in BOTH.items():
         yield ours(BESIDE, name, params, spec)
@@ -154,22 +161,22 @@ def formats(report: Report) -> list[Row]:
 
 def lost(report: Report) -> Iterator[Row]:
     """Selects what formats cost, against each other and against float32."""
-    found = {r["format"]: r for r in MEANS(report) if r["part"] == WHOLE}
-    plain, whole = found[FLOAT], found["int4 by 32"]
+    by_format = {r["format"]: r for r in MEANS(report) if r["part"] == WHOLE}
+    plain, int4 = by_format[FLOAT], by_format["int4 by 32"]
     yield {
-        "int8": plain["accuracy"] - found["int8"]["accuracy"],
-        "int4": plain["accuracy"] - whole["accuracy"], "error": whole["error"],
-        "fifteen": found["int4 by 32, 15 values"]["error"],
-        **{name: found[f"int4 by 32, {name}"]["error"] for name in ("AWQ", "GPTQ")},
+        "int8": plain["accuracy"] - by_format["int8"]["accuracy"],
+        "int4": plain["accuracy"] - int4["accuracy"], "error": int4["error"],
+        "fifteen": by_format["int4 by 32, 15 values"]["error"],
+        **{name: by_format[f"int4 by 32, {name}"]["error"] for name in ("AWQ", "GPTQ")},
     }  # fmt: skip
 
 
 def beside(report: Report) -> Iterator[Row]:
     """Selects our errors beside qwix's, where it was there."""
-    found = {(r["format"], r["engine"]): r["error"] for r in MEANS(report) if r["part"] == BESIDE}
+    errors = {(r["format"], r["engine"]): r["error"] for r in MEANS(report) if r["part"] == BESIDE}
     for name in BOTH:
-        if theirs := found.get((name, "qwix")):
-            yield {"format": name, "ours": found[name, "jaxeff"], "qwix": theirs}
+        if theirs := errors.get((name, "qwix")):
+            yield {"format": name, "ours": errors[name, "jaxeff"], "qwix": theirs}
 
 
 claim = functools.partial(h.Claim, source="no number", of=lost)

@@ -30,18 +30,18 @@ DIFFERENCES = (
 
 
 def _tasks(settings: recipe.Settings, subject: recipe.Subject, seed: int) -> list[Task]:
-    found: list[tuple[str, ...]] = [("float",)]
+    tasks: list[tuple[str, ...]] = [("float",)]
     if settings.runs(subject, "bits"):
-        found += [("bits", "policies")]
+        tasks += [("bits", "policies")]
         for b in subject.widths:
-            found += [("bits", f"{w} {a}") for w, a in ((b, FLOAT), (FLOAT, b), (b, b))]
+            tasks += [("bits", f"{w} {a}") for w, a in ((b, FLOAT), (FLOAT, b), (b, b))]
     if settings.runs(subject, "methods"):
-        found += [("methods", name) for name in subject.methods]
+        tasks += [("methods", name) for name in subject.methods]
     if settings.runs(subject, "without training"):
-        found += [("without training",)]
+        tasks += [("without training",)]
     if settings.runs(subject, "allocation"):
-        found += [("allocation",)]
-    return [Task(subject.name, seed, *rest) for rest in found]
+        tasks += [("allocation",)]
+    return [Task(subject.name, seed, *rest) for rest in tasks]
 
 
 def _measure(

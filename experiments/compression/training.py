@@ -40,11 +40,11 @@ def train(run: Run[Settings], subject: Subject, model: Trained, method: Method) 
     # Incremental quantization is done by the optimizer: the network computes with what it holds.
     function = net.train if method.after is not None else learned(net.train, keyed=method.keyed)
     loss = _loss(model, method, function, settings.batch_size)
-    found = quantized(net.evaluate, deterministic(spec))
+    evaluated = quantized(net.evaluate, deterministic(spec))
     row = {
         "subject": subject.name, "seed": model.seed, "family": method.family,
         "weight_bits": method.weight_bits, "activation_bits": method.activation_bits,
-        "untrained": accuracy(found, (model.params, model.state), model.images),
+        "untrained": accuracy(evaluated, (model.params, model.state), model.images),
     }  # fmt: skip
     try:
         result = fit(

@@ -23,8 +23,8 @@ def over_bits(run: Run[Settings], model: Trained) -> list[Row]:
     """Accuracy over the bits of weights, of activations and of both, in one program."""
     del run
     f, params = model.folded()
-    whole, widths = FLOAT, np.array(WIDTHS)
-    pairs = [(FLOAT, FLOAT), *((w, whole) for w in widths), *((whole, w) for w in widths)]
+    reference, widths = FLOAT, np.array(WIDTHS)
+    pairs = [(FLOAT, FLOAT), *((w, reference) for w in widths), *((reference, w) for w in widths)]
     pairs += [(w, w) for w in widths]
     sites = len(model.sites)
     weights, activations = (

@@ -206,9 +206,9 @@ def finish(
     ]
     graph = helper.make_graph(nodes, "network", tensors[:1], tensors[1:], constants)
     sets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(name, 1) for name in domains)]
-    made = helper.make_model(graph, opset_imports=sets, ir_version=10)
-    onnx.checker.check_model(made)
-    return bytes(made.SerializeToString())
+    model = helper.make_model(graph, opset_imports=sets, ir_version=10)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
 
 
 def started(model: bytes, x: Any, threads: int) -> Callable[[], list[np.ndarray]]:

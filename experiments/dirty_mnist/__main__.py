@@ -64,8 +64,8 @@ def _posterior(run: Run[Settings], name: str) -> Iterator[Row]:
     yield _method(f"{name} moments", evaluation.evaluate(drawn, sets))
     swept = evaluation.sweep(run.key, model.f, model.posterior, logits, settings, sets)
     over = evaluation.over_draws(samples_key, model.f, model.posterior, settings, sets)
-    for kind, found in (("sweep", swept), ("draws", over)):
-        yield from ({"of": kind, "network": name, **row} for row in found)
+    for kind, results in (("sweep", swept), ("draws", over)):
+        yield from ({"of": kind, "network": name, **row} for row in results)
 
 
 def _chains(run: Run[Settings]) -> Iterator[Row]:

@@ -137,8 +137,8 @@ def sweep(
                     float(jnp.median(g.var / jnp.maximum(reference[d], 1e-12)))
                 for d, g in logits.items()
             }  # fmt: skip
-            found = evaluate(draw_logits(key, logits, settings), sets).figures
-            rows.append({"reading": reading, "factor": factor, **ratios, **found})
+            figures = evaluate(draw_logits(key, logits, settings), sets).figures
+            rows.append({"reading": reading, "factor": factor, **ratios, **figures})
     return rows
 
 
@@ -154,11 +154,11 @@ def over_draws(
     part = replace(sets, test=few)
     logits = sampled_logits(key, f, posterior, part, max(settings.draws))
     passed = draw_logits(key, gaussian_logits(f, posterior, part), settings)
-    found: list[tuple[int | None, Logits]] = [
+    logits_by_draws: list[tuple[int | None, Logits]] = [
         (n, {d: values[:n] for d, values in logits.items()}) for n in settings.draws
     ]
     rows = []
-    for samples, drawn in [*found, (None, passed)]:
+    for samples, drawn in [*logits_by_draws, (None, passed)]:
         parts = {d: jax.jit(unc.decompose_logits)(values) for d, values in drawn.items()}
         inside = jnp.concatenate([parts["clean"].epistemic, parts["ambiguous"].epistemic])
         means = {

@@ -61,20 +61,20 @@ class Trained:
 def train(name: str, sets: Sets, run: Run[Settings]) -> Trained:
     """Trains one of the posteriors of `Settings.svi`, warm or cold; goes on after a kill."""
     key, settings = run.key, run.settings
-    own = settings.svi[name]
+    svi = settings.svi[name]
     model_key, point_key, svi_key = jax.random.split(split(key, name), 3)
-    f, params = build(own.network, settings.data.source, model_key)
+    f, params = build(svi.network, settings.data.source, model_key)
     data = (sets.train_images, sets.train_labels)
-    if own.subset:
+    if svi.subset:
         data = subset(key, settings, sets)
-    recorded = {**asdict(own), "data": asdict(settings.data)}
+    recorded = {**asdict(svi), "data": asdict(settings.data)}
     del recorded["prior"], recorded["subset"]  # `svi` keeps the prior and knows the data itself
-    epochs = own.pretrain_epochs, own.epochs
-    if not own.pretrain_epochs:
-        params = jax.tree.map(lambda p: jnp.full_like(p, own.init_mean), params)
+    epochs = svi.pretrain_epochs, svi.epochs
+    if not svi.pretrain_epochs:
+        params = jax.tree.map(lambda p: jnp.full_like(p, svi.init_mean), params)
 
     def adam(steps: int, epochs: int) -> optax.GradientTransformation:
-        return cosine_adam(own.rate, epochs * steps) if own.decay else optax.adam(own.rate)
+        return cosine_adam(svi.rate, epochs * steps) if svi.decay else optax.adam(svi.rate)
 
     _, result = point_then_svi(
         (point_key, svi_key), f, params, data, epochs,
@@ -82,8 +82,8 @@ def train(name: str, sets: Sets, run: Run[Settings]) -> Trained:
         (run.work / f"{name}-point.safetensors", run.work / f"{name}.safetensors"),
         {"batch_size": settings.batch_size, "settings": recorded},
         lambda text: run.say(f"{name}: {text}"),
-        prior=own.prior, kl=settings.kl, init_scale=own.init_scale,
-        checkpoint_every=max(1, own.epochs // 50),
+        prior=svi.prior, kl=settings.kl, init_scale=svi.init_scale,
+        checkpoint_every=max(1, svi.epochs // 50),
     )  # fmt: skip
     return Trained(f, result.posterior, result.history)
 
@@ -102,13 +102,13 @@ class Sampled:
 def sample_mlp(trained: Trained, sets: Sets, run: Run[Settings]) -> Sampled:
     """Runs the chains, which start at draws of a posterior by SVI."""
     key, settings = run.key, run.settings
-    own = settings.mcmc
+    hmc = settings.mcmc
     data = subset(key, settings, sets)
-    starts = sample(split(key, "mcmc"), trained.posterior, own.chains)
+    starts = sample(split(key, "mcmc"), trained.posterior, hmc.chains)
     params = jax.tree.map(lambda a: a[0], starts)
     units = prior_units(settings, params)
     run.say(
-        f"Hamiltonian Monte Carlo, {own.chains} chains of {own.warmup} + {own.samples} iterations "
+        f"Hamiltonian Monte Carlo, {hmc.chains} chains of {hmc.warmup} + {hmc.samples} iterations "
         f"on {len(data[1]):,} images"
     )
 
@@ -119,8 +119,8 @@ def sample_mlp(trained: Trained, sets: Sets, run: Run[Settings]) -> Sampled:
 
     result = mcmc(
         split(key, "mcmc"), f, to_axes(params, units, axes), data,
-        HMC(step_size=own.step_size, steps=own.steps), warmup=own.warmup, samples=own.samples,
-        chains=own.chains, prior=1.0,
+        HMC(step_size=hmc.step_size, steps=hmc.steps), warmup=hmc.warmup, samples=hmc.samples,
+        chains=hmc.chains, prior=1.0,
         init=jax.vmap(lambda p: to_axes(p, units, axes))(starts),
         monitor=(np.concatenate([images[:MONITORED] for images in sets.test.values()]),),
         checkpoint=run.work / "mcmc", settings={"data": asdict(settings.data)},

@@ -58,9 +58,9 @@ def _table(run: Run[recipe.Settings], name: str) -> list[Row]:
     return [
         {
             "method": method.name, "source": method.source, "seed": seed,
-            **bench.judged(found, made),
+            **bench.judged(said, made),
         }
-        for seed, found in enumerate(method.say(made, seeds))
+        for seed, said in enumerate(method.say(made, seeds))
     ]  # fmt: skip
 
 

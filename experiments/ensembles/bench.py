@@ -150,17 +150,17 @@ class Bench:
         """
         epochs = self.settings.epochs if epochs is None else epochs
         tried = jnp.asarray([0.0] if strengths is None else strengths)
-        found = sweep(
+        swept = sweep(
             self.run.fast_key, loss if strengths else lambda strength: loss,
             lambda key: (init(key), None), self.images.train if data is None else data, tried,
             optimizer=self.adam(epochs), epochs=epochs, batch_size=self.settings.batch_size,
             seeds=seeds, chunk=1, keep=True, checkpoint=self.run.work / "trained" / name,
             identity={"name": name, "rate": self.settings.rate, **identity}, progress=False,
         )  # fmt: skip
-        if found.diverged.any():
-            self.run.say(f"{name}: {found.diverged.sum()} of {found.diverged.size} diverged")
+        if swept.diverged.any():
+            self.run.say(f"{name}: {swept.diverged.sum()} of {swept.diverged.size} diverged")
         each = [
-            [jax.tree.map(lambda leaf: leaf[i, j], found.params) for j in range(len(tried))]  # noqa: B023
+            [jax.tree.map(lambda leaf: leaf[i, j], swept.params) for j in range(len(tried))]  # noqa: B023
             for i in range(seeds)
         ]
         return each if strengths else [one for (one,) in each]

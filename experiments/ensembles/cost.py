@@ -47,10 +47,10 @@ def predictions(bench: Bench) -> Iterator[Row]:
 
 def _forms(f: Any, params: Any, last: str, members: int) -> dict[str, tuple[Any, Any]]:
     key = jax.random.key(0)
-    g, own = jaxeff.ensemble(key, f, params, {last: Members(members)})
+    g, member_params = jaxeff.ensemble(key, f, params, {last: Members(members)})
     deep, each = jaxeff.ensemble(key, f, params, {"*": Members(members)})
     networks = [deep.member(each, i) for i in range(members)]
-    return {"one": (f, params), "heads": (g, own), "networks": (apart(f), networks)}
+    return {"one": (f, params), "heads": (g, member_params), "networks": (apart(f), networks)}
 
 
 def _sine_forms(members: int) -> tuple[dict[str, tuple[Any, Any]], jax.Array]:
@@ -77,11 +77,11 @@ def trainings(bench: Bench) -> Iterator[Row]:
     deep, networks = jaxeff.ensemble(
         key, f, params, {"*": Members(settings.members)}, init=bench.init
     )  # fmt: skip
-    own = start(key)
+    members = start(key)
     losses: dict[str, tuple[Any, Any]] = {
         "MAP": (cross_entropy(f), params),
-        "heads": (member_loss(g), own),
-        **{f"RLLE, {kind}": (repelled(bench, kind, 1.0), own) for kind in ("other", CHOSEN)},
+        "heads": (member_loss(g), members),
+        **{f"RLLE, {kind}": (repelled(bench, kind, 1.0), members) for kind in ("other", CHOSEN)},
         "DE, many, one program": (member_loss(deep), networks),
     }  # fmt: skip
     count = min(20 * settings.batch_size, len(bench.images.train[1]))

@@ -117,13 +117,13 @@ def free(report: Report) -> list[Row]:
         method: [(row["seed"], row["auroc"]) for row in same]
         for (method,), same in h.grouped(h.where(part="table")(report), "method").items()
     }
-    found = []
+    checks = []
     for name, base in pairs:
         if name in rows and base in rows:
             gains = margins.paired(each[name], each[base])
             if (tie := margins.margin(gains)) is not None:
-                found.append({"name": name, "base": base, "gain": h.mean(gains), "tie": tie})
-    return found
+                checks.append({"name": name, "base": base, "gain": h.mean(gains), "tie": tie})
+    return checks
 
 
 def predictions(report: Report) -> list[Row]:
@@ -203,17 +203,17 @@ def bands(report: Report) -> Mapping[str, Figure]:
     for row in sine(report):
         place = f"sine/{row['is']}/{row['activation']}"
         if SOURCE.get(row["method"]) == row["activation"] and f"{place}/x" in report.arrays:
-            own: dict[str, Any] = {
+            styles: dict[str, Any] = {
                 name: jnp.asarray(report.arrays[f"{place}/{name}"])
                 for name in ("x", "y", "mean", "aleatoric", "epistemic")
             }
-            own["train"] = own["x"][:, None], own["y"]
-            panels[f"{row['is']}, {row['activation']}: AUROC {row['auroc']:.3f}"] = own
+            styles["train"] = styles["x"][:, None], styles["y"]
+            panels[f"{row['is']}, {row['activation']}: AUROC {row['auroc']:.3f}"] = styles
     if not panels:
         return {}
     at = grid(settings["margin"], settings["points"])
-    for own in panels.values():
-        own["sparsity"] = negative_log_density(at[:, None], own["train"][0])
+    for styles in panels.values():
+        styles["sparsity"] = negative_log_density(at[:, None], styles["train"][0])
     noise, target = noisy_sine.noise_std(at), noisy_sine.target(at)
     return {"sine": draw_sines(panels, None, at, noise, None, target, columns=len(panels))}
 

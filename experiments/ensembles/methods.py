@@ -85,8 +85,8 @@ def heads(bench: Bench, sites: tuple[str, ...] = ()) -> tuple[ensembles.Ensemble
     g, _ = jaxeff.ensemble(key, bench.f, bench.init(key), spec, init=bench.init)
 
     def init(key: jax.Array) -> Any:
-        own, shared = jax.random.split(key)
-        return jaxeff.ensemble(own, bench.f, bench.init(shared), spec, init=bench.init)[1]
+        member_key, shared = jax.random.split(key)
+        return jaxeff.ensemble(member_key, bench.f, bench.init(shared), spec, init=bench.init)[1]
 
     return g, init
 
@@ -213,11 +213,11 @@ def choose(bench: Bench, form: str = "source") -> list[dict[str, Any]]:
         f"choice, {form}", lambda strength: repelled(bench, CHOSEN, strength, form), other_seed, 1,
         strengths=tried, repulsive=bench.settings.repulsive,
     )  # fmt: skip
-    found = [
+    runs = [
         (strength, said(g, params, bench.images.held))
         for strength, params in zip(tried, trained, strict=True)
     ]
-    best, rows = chosen(found, bench)
+    best, rows = chosen(runs, bench)
     return [{"form": form, **row, "chosen": row["strength"] == best} for row in rows]
 
 

@@ -53,15 +53,15 @@ def rows(settings: Sine, key: jax.Array, method: str, activation: str) -> list[R
     keys = jax.random.split(key, settings.seeds)
     index = jnp.asarray([*ACTIVATIONS].index(activation))
     predicted = jax.device_get(_program(settings, method)(keys, index))
-    found = []
+    rows = []
     for seed in range(settings.seeds):
         parts, (x, y) = jax.tree.map(lambda leaf: leaf[seed], predicted)  # noqa: B023
-        own = {"method": method, "activation": activation, "seed": seed}
+        labels = {"method": method, "activation": activation, "seed": seed}
         known = scene((x, y), settings.margin, settings.points)
-        found.append(own | _figures(known, parts))
+        rows.append(labels | _figures(known, parts))
         if seed == 0:
-            found[0]["curves"] = {"x": x[:, 0], "y": y, **parts._asdict()}
-    return found
+            rows[0]["curves"] = {"x": x[:, 0], "y": y, **parts._asdict()}
+    return rows
 
 
 @functools.cache

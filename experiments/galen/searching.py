@@ -109,21 +109,26 @@ class Workshop:
     @functools.cached_property
     def whole_cycles(self) -> float:
         """What the whole model in float32 takes on the processor that is modelled."""
-        whole = self.candidates.space.uncompressed
+        uncompressed = self.candidates.space.uncompressed
         inputs = (self.model.calibration(1),)
         return modelled_cycles(
-            compiled(self._candidate(whole), whole, inputs, self.settings.processor)
+            compiled(self._candidate(uncompressed), uncompressed, inputs, self.settings.processor)
         )
 
     @functools.cached_property
     def turns(self) -> AlternatingTimer:
         """In turns with the whole model in float32."""
-        made = AlternatingTimer("local", *TIMES)
-        whole = self.candidates.space.uncompressed
-        made.start(
-            compiled(self._candidate(whole), whole, (self.model.calibration(1),), self.target)
+        timer = AlternatingTimer("local", *TIMES)
+        uncompressed = self.candidates.space.uncompressed
+        timer.start(
+            compiled(
+                self._candidate(uncompressed),
+                uncompressed,
+                (self.model.calibration(1),),
+                self.target,
+            )
         )
-        return made
+        return timer
 
     @functools.cached_property
     def known(self) -> CompressionSensitivity:
@@ -158,20 +163,20 @@ class Workshop:
         space, start = self.candidates.space, time.monotonic()
         row: Row = {"part": "search", "searcher": name, "target": target, "seed": seed}
         try:
-            found = self._search(name, target, seed)
+            outcome = self._search(name, target, seed)
         except ValueError as error:
             if "can't be reached" not in str(error):
                 raise
             return row | {"message": str(error), "seconds": time.monotonic() - start}
-        best, top = found.best, found.top
+        best, top = outcome.best, outcome.top
         outputs = np.asarray(space.outputs(best.kept))
-        made = np.array([site.written.size for site in space.sites])
+        sizes = np.array([site.written.size for site in space.sites])
         return row | {
             "accuracy": top["accuracy"], "ratio": top["ratio"], "reward": top["reward"],
             "episode": top["episode"], "seconds": time.monotonic() - start,
-            "rewards": [e.get("reward") for e in found.episodes],
+            "rewards": [e.get("reward") for e in outcome.episodes],
             "macs": float(space.macs(best).sum()), "bops": float(space.bops(best).sum()),
-            "channels": outputs / made, "weights": best.weights, "activations": best.activations,
+            "channels": outputs / sizes, "weights": best.weights, "activations": best.activations,
             "policy": best.plain(),
         }  # fmt: skip
 
@@ -183,8 +188,8 @@ class Workshop:
         settings, model = self.settings, self.model
         told = settings.latency != "operations"
         refinement = Refinement(self.compiled, steps=2, tried=6) if told else None
-        found = self._search(row["searcher"], row["target"], row["seed"], refinement)
-        small, top = found.smaller, found.top
+        outcome = self._search(row["searcher"], row["target"], row["seed"], refinement)
+        small, top = outcome.smaller, outcome.top
         ranges = model.calibration(RANGES)
         small = small.with_ranges(ranges)
         if settings.epochs:
@@ -207,12 +212,12 @@ class Workshop:
             share = modelled_cycles(library) / self.whole_cycles
         return {
             "part": "final", **same, "share": share, **modelled,
-            "told": [one["predicted"] * row["target"] for one in found.refined if "ratio" in one],
-            "took": [one["ratio"] * row["target"] for one in found.refined if "ratio" in one],
+            "told": [one["predicted"] * row["target"] for one in outcome.refined if "ratio" in one],
+            "took": [one["ratio"] * row["target"] for one in outcome.refined if "ratio" in one],
             "validation": top["accuracy"], "reward": top["reward"],
             "searched": self._accuracy(small), "library": float(np.mean(right)),
-            "macs": float(found.space.macs(found.best).sum()),
-            "bops": float(found.space.bops(found.best).sum()), "policy": found.best.plain(),
+            "macs": float(outcome.space.macs(outcome.best).sum()),
+            "bops": float(outcome.space.bops(outcome.best).sum()), "policy": outcome.best.plain(),
         }  # fmt: skip
 
     def _search(

@@ -203,8 +203,8 @@ def networks(report: Report) -> Iterator[Row]:
     """Selects a row per network: the midpoints that are compared."""
     curves = {(m["network"], m["scaling"], m["bits"]): m for m in matched(report)}
     for (network,), same in h.grouped(_seeds_averaged(report.rows), "network").items():
-        whole = next(row for row in same if row["method"] == "none")
-        plain, noisy = whole["mu"], curves.get((network, "none", 32), {}).get("mu")
+        unhardened = next(row for row in same if row["method"] == "none")
+        plain, noisy = unhardened["mu"], curves.get((network, "none", 32), {}).get("mu")
         theirs = ARCHITECTURES[network]
         quantized = [row["mu"] for row in _usable(same)]
         row = {
@@ -215,11 +215,11 @@ def networks(report: Report) -> Iterator[Row]:
         single = [one for one in same if one["method"] == "noise" and one["mu"]]
         if plain and single:
             # What has lost its accuracy has nothing left to lose under noise.
-            good = [one for one in single if one["peak"] >= whole["peak"] - COMPETITIVE]
+            good = [one for one in single if one["peak"] >= unhardened["peak"] - COMPETITIVE]
             best = max(good or single, key=lambda one: one["mu" if good else "peak"])
             gain = best["mu"] / plain if good else 0.0
             row |= {k: best[k] for k in ("sigma", "peak")} | {"own_gain": gain}
-            row["least"] = whole["peak"] - COMPETITIVE
+            row["least"] = unhardened["peak"] - COMPETITIVE
         yield row
 
 

@@ -89,13 +89,13 @@ class Settings(Trainings):
         Raises:
             Refused: There is none.
         """
-        found = list(self.families)
+        families = list(self.families)
         for field, wanted in (("network", self.networks), ("method", self.methods)):
-            there = ", ".join(sorted({getattr(f, field) for f in found}))
-            found = [f for f in found if not wanted or getattr(f, field) in wanted]
-            if not found:
+            there = ", ".join(sorted({getattr(f, field) for f in families}))
+            families = [f for f in families if not wanted or getattr(f, field) in wanted]
+            if not families:
                 raise Refused(f"no {field} {' or '.join(wanted)}: there are {there}")
-        return found
+        return families
 
 
 RAMP = 0.5

@@ -170,11 +170,11 @@ def train(run: Run[Any], family: Family) -> list[Row]:
     def score(key: jax.Array, params: Any, state: Any, setting: Setting) -> dict[str, Any]:
         _, evaluate, _ = quantized(setting.scale)
         specs = dict.fromkeys(network.slots, Additive(jnp.asarray(size.levels, jnp.float32)))
-        found = noisy_accuracy(
+        accuracies = noisy_accuracy(
             key, evaluate, params, data.test, specs, repeats=size.repeats, batch_size=BATCH,
             state=state,
         )  # fmt: skip
-        return {"accuracy": found.mean(axis=0)}
+        return {"accuracy": accuracies.mean(axis=0)}
 
     on_cpu = jax.default_backend() == "cpu"
     result = sweep(

@@ -61,11 +61,11 @@ def add_robustness(rows: Sequence[Row], levels: Sequence[float]) -> None:
     """Gives every row its rAUC, and VANT's the accuracy it preserves at its nominal level."""
     grid, best = jnp.array(levels), jnp.array(ideal(rows, levels))
     for row in rows:
-        own = jnp.array(row["curve"])
-        row["rauc"] = float(robustness_area(grid, own, best))
+        row_curve = jnp.array(row["curve"])
+        row["rauc"] = float(robustness_area(grid, row_curve, best))
         if row["method"].startswith("vant"):
             standard = jnp.array(curve(rows, method="noise", sigma=row["sigma"]))
-            row["preserved"] = float(preserved_accuracy(grid, own, standard, row["sigma"]))
+            row["preserved"] = float(preserved_accuracy(grid, row_curve, standard, row["sigma"]))
 
 
 def curve(rows: Sequence[Row], **which: Any) -> np.ndarray:
@@ -80,8 +80,8 @@ def chosen(rows: Sequence[Row], **which: Any) -> list[Row]:
 
 def rule(rows: Sequence[Row], sigma: float, method: str = "vant") -> list[Row]:
     """VANT's rows with the published alpha and the published rule for theta."""
-    found = chosen(rows, method=method, sigma=sigma, alpha=ALPHA)
-    return [row for row in found if np.isclose(row["theta"], THETA_PER_SIGMA * sigma)]
+    matching = chosen(rows, method=method, sigma=sigma, alpha=ALPHA)
+    return [row for row in matching if np.isclose(row["theta"], THETA_PER_SIGMA * sigma)]
 
 
 def comparison(rows: Sequence[Row]) -> list[Row]:
@@ -120,19 +120,19 @@ def areas(report: Report, **which: Any) -> list[tuple[Row, float]]:
     """Lists the networks that match, with those areas; none where too few levels are alive."""
     levels = report.config["levels"]
     best = ideal(report.rows, levels)
-    found = [(row, area_above_chance(row, levels, best)) for row in chosen(report.rows, **which)]
-    return [(row, area) for row, area in found if area is not None]
+    areas = [(row, area_above_chance(row, levels, best)) for row in chosen(report.rows, **which)]
+    return [(row, area) for row, area in areas if area is not None]
 
 
 def heatmap(rows: Sequence[Row], name: str) -> tuple[np.ndarray, list[float], list[float]]:
     """A quantity of VANT with the published alpha: `[ratios of theta to sigma, sigmas]`."""
-    found = chosen(rows, method="vant", alpha=ALPHA)
-    ratios = sorted({round(row["theta"] / row["sigma"], 3) for row in found})
+    matching = chosen(rows, method="vant", alpha=ALPHA)
+    ratios = sorted({round(row["theta"] / row["sigma"], 3) for row in matching})
     sigmas = _sigmas(rows, "vant")
     table = np.full((len(ratios), len(sigmas)), np.nan)
     for i, ratio in enumerate(ratios):
         for j, sigma in enumerate(sigmas):
-            cell = [r for r in found if r["sigma"] == sigma
+            cell = [r for r in matching if r["sigma"] == sigma
                     and np.isclose(r["theta"], ratio * sigma, atol=1e-3)]  # fmt: skip
             if cell:
                 table[i, j] = h.mean(row[name] for row in cell)
@@ -147,16 +147,16 @@ def trained_levels(report: Report) -> list[Row]:
     """Selects a row per level of noisy training: which network is the best there."""
     rows, levels = report.rows, report.config["levels"]
     curves = {s: curve(rows, method="noise", sigma=s) for s in _sigmas(rows, "noise")}
-    found = []
+    gains = []
     for sigma in curves:
         at = levels.index(sigma)
         best = max(curves, key=lambda s: float(curves[s][at]))
         own, highest = float(curves[sigma][at]), float(curves[best][at])
-        found.append(
+        gains.append(
             {"sigma": sigma, "own": own, "best": best, "highest": highest,
              "peak_at": levels[int(curves[sigma].argmax())]}
         )  # fmt: skip
-    return found
+    return gains
 
 
 def own_peaks(report: Report) -> list[Row]:
@@ -294,9 +294,9 @@ def curves(report: Report) -> Iterator[Row]:
         panel = f"{row['network']}, {config['data']}: the best of each method"
         yield {"panel": panel, "label": _name(row), "curve": row["curve"], "style": ".-"}
     for sigma in _sigmas(rows, "noise"):
-        own = curve(rows, method="noise", sigma=sigma).tolist()
+        noise_curve = curve(rows, method="noise", sigma=sigma).tolist()
         label = f"trained at {sigma:g}"
-        yield {"panel": "noisy training", "label": label, "curve": own, "style": ".-"}
+        yield {"panel": "noisy training", "label": label, "curve": noise_curve, "style": ".-"}
     best = ideal(rows, config["levels"]).tolist()
     label = "ideal: noise that matches"
     yield {"panel": "noisy training", "label": label, "curve": best, "style": "k--"}
@@ -305,8 +305,8 @@ def curves(report: Report) -> Iterator[Row]:
     panel = f"VANT at σ = {sigma:g}"
     standard = curve(rows, method="noise", sigma=sigma).tolist()
     yield {"panel": panel, "label": "noisy training", "curve": standard, "style": "k.--"}
-    found = chosen(rows, method="vant", sigma=sigma, seed=0)
-    for row in sorted(found, key=lambda row: (row["alpha"], row["theta"])):
+    matching = chosen(rows, method="vant", sigma=sigma, seed=0)
+    for row in sorted(matching, key=lambda row: (row["alpha"], row["theta"])):
         yield {"panel": panel, "label": _name(row), "curve": row["curve"], "style": ".-"}
 
 

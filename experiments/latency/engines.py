@@ -137,8 +137,8 @@ def _onnxruntime(net: Subject, method: str, setup: Setup) -> Iterator[Contestant
         graph = build(net.model, params, net.x.shape, method == "moments")
         call = started(graph, net.x, setup.threads)
         expected = jax.tree.leaves(jax.jit(g)(params, net.x))
-        found = [np.reshape(a, b.shape) for a, b in zip(call(), expected, strict=True)]
-        yield Contestant(method, "onnxruntime", metered(call), deviation(found, expected))
+        outputs = [np.reshape(a, b.shape) for a, b in zip(call(), expected, strict=True)]
+        yield Contestant(method, "onnxruntime", metered(call), deviation(outputs, expected))
 
 
 def _numpyro(net: Subject, method: str, setup: Setup) -> Iterator[Contestant]:

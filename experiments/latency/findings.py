@@ -268,18 +268,18 @@ def _sampled(report: Report) -> list[Row]:
 
 def _profiles(report: Report) -> list[h.Table]:
     """Lists operators and shares of each moment pass, beside the source's."""
-    found = []
+    lines = []
     columns = {name: name for name in ("operator", "kind", "calls", "ms", "share")}
     for (model, engine), own in h.grouped(PROFILE(report), "model", "engine").items():
         title = f"moment pass of {model} by {engine}, batch {own[0]['batch']}"
         rows = h.where(table="profile", model=model, engine=engine)
-        found += h.Listing(title, columns | {"operator": _shortened(60)}, rows)(report)
+        lines += h.Listing(title, columns | {"operator": _shortened(60)}, rows)(report)
         beside = [
             {"kind": kind, "share": share, "A72": source.SHARES[model].get(kind)}
             for kind, share in kinds(own).items()
         ]
-        found.append(h.Table.from_rows(f"shares of {model}, the source's before tuning", beside))
-    return found
+        lines.append(h.Table.from_rows(f"shares of {model}, the source's before tuning", beside))
+    return lines
 
 
 def kinds(rows: Iterable[Row]) -> dict[str, float]:
@@ -359,19 +359,19 @@ def _bars(report: Report) -> list[Row]:
 
 def _beside_one(report: Report) -> list[Row]:
     """Selects ten heads and ten networks over one, at the largest batch, and the source's."""
-    found = []
+    checks = []
     for (model,), rows in h.grouped(ENSEMBLES(report), "model").items():
         most = max(row["batch"] for row in rows)
         one, *theirs = source.ENSEMBLES[model]["tuned"]
         for method, tuned in zip(source.ENSEMBLE_METHODS[1:], theirs, strict=True):
             place = {"place": f"{TITLES[model]}\nbatch {most}\n{METHODS[method]}"}
-            found += [
+            checks += [
                 {**place, "label": LABELS[row["engine"]], "over": row["over_deterministic"]}
                 for row in sorted(rows, key=lambda row: row["engine"])
                 if (row["method"], row["batch"]) == (method, most) and row["engine"] in LABELS
             ]
-            found.append({**place, "label": "source, A72, tuned", "over": tuned / one})
-    return found
+            checks.append({**place, "label": "source, A72, tuned", "over": tuned / one})
+    return checks
 
 
 def _over_heads(report: Report) -> list[Row]:
@@ -401,23 +401,23 @@ def _over_heads(report: Report) -> list[Row]:
 
 def _shares(report: Report) -> list[Row]:
     """Selects a bar per engine and network, the source's first."""
-    found = []
+    lines = []
     for (model,), rows in h.grouped(PROFILE(report), "model").items():
         title = f"{TITLES[model]}, batch {rows[0]['batch']}"
-        found.append({"title": title, "place": "source, A72, untuned", **source.SHARES[model]})
+        lines.append({"title": title, "place": "source, A72, untuned", **source.SHARES[model]})
         by = {engine: own for (engine,), own in h.grouped(rows, "engine").items()}
         for engine in (engine for engine in ENGINES if engine in by):
-            found.append({"title": title, "place": f"{LABELS[engine]}, here", **kinds(by[engine])})
-    return found
+            lines.append({"title": title, "place": f"{LABELS[engine]}, here", **kinds(by[engine])})
+    return lines
 
 
 def _switch_bars(report: Report) -> list[Row]:
-    found = []
+    lines = []
     for row in _switches(report)[:-1]:
         others = f"others {row['others']}" if row["others"] else "on"
         place = {"place": f"{row['optimization']}\n{others}"}
-        found.append({**place, "here": row["speedup"], "theirs": row["A72_speedup"]})
-    return found
+        lines.append({**place, "here": row["speedup"], "theirs": row["A72_speedup"]})
+    return lines
 
 
 def _ticks(axis: Axes, batches: Iterable[int]) -> None:

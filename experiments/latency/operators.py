@@ -28,11 +28,11 @@ ALL = "all"
 def choices() -> dict[str, Optimizations]:
     """Every combination that the source's table needs, by name."""
     on = {switch: switch != "tiling" for switch in SWITCHES}
-    made = {"none": Optimizations(), ALL: Optimizations(**on)}
+    variants = {"none": Optimizations(), ALL: Optimizations(**on)}
     for switch in SWITCHES:
-        made[switch] = Optimizations(**{switch: True})
-        made[f"{ALL}, {switch} the other way"] = Optimizations(**on | {switch: not on[switch]})
-    return made
+        variants[switch] = Optimizations(**{switch: True})
+        variants[f"{ALL}, {switch} the other way"] = Optimizations(**on | {switch: not on[switch]})
+    return variants
 
 
 def measure(batch: int, setup: Setup, rounds: int) -> list[dict[str, Any]]:

@@ -54,12 +54,12 @@ def _operators(bundle: Any, rounds: int) -> list[dict[str, Any]]:
         for operator in bundle.profile("local", number):
             times[operator.name].append(operator.ms)
             calls[operator.name] = operator.calls
-    whole = median(wholes)
+    duration = median(wholes)
     rows: list[dict[str, Any]] = [
         {"operator": n, "kind": kind_of(n), "calls": calls[n], "ms": median(values)}
         for n, values in times.items()
     ]
     rows.sort(key=lambda row: -row["ms"])
-    rest = whole - sum(row["ms"] for row in rows)
+    rest = duration - sum(row["ms"] for row in rows)
     rows.append({"operator": OVERHEAD, "kind": OVERHEAD, "calls": 1, "ms": rest})
-    return [{**row, "share": row["ms"] / whole} for row in rows]
+    return [{**row, "share": row["ms"] / duration} for row in rows]

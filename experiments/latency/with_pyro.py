@@ -24,11 +24,11 @@ def predictive(net: Subject, threads: int) -> Callable[[], Any]:
     model = {"mlp": Mlp, "lenet5": LeNet5}[net.model]()
     guide = AutoNormal(model)
     guide(x, torch.zeros(net.batch))
-    found = Predictive(model, guide=guide, num_samples=SAMPLES, return_sites=("_RETURN",))
+    predictive = Predictive(model, guide=guide, num_samples=SAMPLES, return_sites=("_RETURN",))
 
     def call() -> Any:
         with torch.no_grad():
-            return found(x)
+            return predictive(x)
 
     if (shape := call()["_RETURN"].shape) != (SAMPLES, net.batch, CLASSES):
         raise ValueError(f"Pyro predicts logits of shape {tuple(shape)}")

@@ -58,8 +58,8 @@ def _read(run: Run[recipe.Settings], model: network.Model, kind: str, shown: boo
         run.fast_key, model, domains, run.settings.samples, model=kind, levels=levels
     )
     noise = [float(np.mean(light.noise)) for light in model.spec.values()]
-    found = network.figures(logits, labels, shown=shown)
-    return {**found, "level_1": noise[0], "level_2": noise[1]}
+    figures = network.figures(logits, labels, shown=shown)
+    return {**figures, "level_1": noise[0], "level_2": noise[1]}
 
 
 PARTS: tuple[Part[recipe.Settings, Any], ...] = (

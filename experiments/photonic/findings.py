@@ -41,13 +41,13 @@ def between_models(report: Report) -> Iterator[Row]:
 
 def collapses(report: Report) -> list[Row]:
     """Selects one row: the bits at which accuracy collapses, less those at which detection does."""
-    found = h.where(part="bits")(report)
-    if len(found) < 2:
+    by_bits = h.where(part="bits")(report)
+    if len(by_bits) < 2:
         return []
     fewest = []
     for name, chance in (("accuracy", 1 / 9), ("auroc_nine", 0.5)):
-        best = max(r[name] for r in found)
-        good = [r["bits"] for r in found if r[name] - chance > COLLAPSED * (best - chance)]
+        best = max(r[name] for r in by_bits)
+        good = [r["bits"] for r in by_bits if r[name] - chance > COLLAPSED * (best - chance)]
         fewest.append(min(good))
     return [{"apart": fewest[0] - fewest[1]}]
 

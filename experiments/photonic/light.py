@@ -53,9 +53,9 @@ def _pvalue(counts: np.ndarray, mean: float) -> float:
     """Of a chi-square test against scipy's negative binomial, in about twenty equal bins."""
     law = stats.nbinom(MODES, MODES / (MODES + mean))
     edges = np.unique(law.ppf(np.linspace(0, 1, 21)[1:-1]))
-    found = np.bincount(np.searchsorted(edges, counts), minlength=len(edges) + 1)
+    histogram = np.bincount(np.searchsorted(edges, counts), minlength=len(edges) + 1)
     expected = np.diff([0, *law.cdf(edges), 1]) * len(counts)
-    return float(stats.chisquare(found, expected).pvalue)
+    return float(stats.chisquare(histogram, expected).pvalue)
 
 
 def _sums(key: jax.Array, settings: Settings) -> list[Row]:

@@ -55,21 +55,21 @@ class Model:
 @cache
 def load(settings: Settings) -> tuple[tuple[Any, Any], Any, Domains]:
     """Training images and labels of known digits, test labels, and test images by domain."""
-    found, name = data.load(settings.data), settings.data
+    dataset, name = data.load(settings.data), settings.data
 
     def scaled(images: Any) -> Any:
         return jnp.asarray(data.normalize(images, name))
 
-    known, test = found.train_labels < KNOWN, found.test_labels < KNOWN
+    known, test = dataset.train_labels < KNOWN, dataset.test_labels < KNOWN
     count, half = settings.test_images, settings.test_images // 2
-    labels = _spread(found.test_labels[test], count)
+    labels = _spread(dataset.test_labels[test], count)
     domains = {
-        "known": scaled(_spread(found.test_images[test], count)),
-        "nine": scaled(_spread(found.test_images[~test], half)),
+        "known": scaled(_spread(dataset.test_images[test], count)),
+        "nine": scaled(_spread(dataset.test_images[~test], half)),
     }
     if settings.other:
         domains["other"] = scaled(_spread(data.load(settings.other).test_images, half))
-    train = np.asarray(scaled(found.train_images[known])), found.train_labels[known]
+    train = np.asarray(scaled(dataset.train_images[known])), dataset.train_labels[known]
     return train, labels, domains
 
 
@@ -104,11 +104,11 @@ def watched(run: Run[Settings], seed: int) -> list[Row]:
 
     def look(model: Model) -> Row:
         drawn = draw(run.fast_key, model, few, settings.samples, model="gaussian")
-        found = figures(drawn, labels)
-        gap = found["mi_nine"] - found["mi_known"]
-        return {name: float(found[name]) for name in ("accuracy", "auroc_nine")} | {
-            "mi_gap": float(gap), "mi_known": float(found["mi_known"]),
-            "mi_nine": float(found["mi_nine"]), "valley": float(found["valley"]),
+        quality = figures(drawn, labels)
+        gap = quality["mi_nine"] - quality["mi_known"]
+        return {name: float(quality[name]) for name in ("accuracy", "auroc_nine")} | {
+            "mi_gap": float(gap), "mi_known": float(quality["mi_known"]),
+            "mi_nine": float(quality["mi_nine"]), "valley": float(quality["valley"]),
         }  # fmt: skip
 
     _, history = _fitted(run, seed, True, None, settings.watched, f"{seed}-watched", look)
@@ -166,15 +166,15 @@ def draw(
     levels = {site: light.noise for site, light in trained.spec.items()}
     fixed = tuple((site, replace(light, noise=0.5)) for site, light in lights.items())
     run = _program(trained.f, fixed, samples)
-    found = {}
+    results = {}
     for name, images in domains.items():
         step = min(250, len(images))
         parts = [
             run(jax.random.fold_in(key, i), trained.params, levels, images[i : i + step])
             for i in range(0, len(images) - step + 1, step)
         ]
-        found[name] = jnp.concatenate(parts, 1)
-    return found
+        results[name] = jnp.concatenate(parts, 1)
+    return results
 
 
 @cache
@@ -245,8 +245,8 @@ def _shape(values: np.ndarray) -> Row:
     """Two peaks, and whether one would do as well."""
     if len(np.unique(values)) < 10:
         return {"valley": 1.0, "low": None, "high": None, "one_peak": 1.0}
-    found = peaks(values)
+    tops = peaks(values)
     return {
-        "valley": found.valley, "low": 10**found.low, "high": 10**found.high,
+        "valley": tops.valley, "low": 10**tops.low, "high": 10**tops.high,
         "one_peak": one_peak_pvalue(jax.random.key(0), values),
     }  # fmt: skip

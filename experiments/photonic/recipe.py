@@ -37,8 +37,8 @@ class Settings(Training, Selected):
 
     def light(self, **fields: Any) -> ChaoticLight:
         """The hardware."""
-        own = {"slots": self.slots, "cap": self.cap, "bits": self.activation_bits}
-        return ChaoticLight(**(own | fields))
+        light_settings = {"slots": self.slots, "cap": self.cap, "bits": self.activation_bits}
+        return ChaoticLight(**(light_settings | fields))
 
 
 SIZES = {

@@ -40,25 +40,27 @@ class Task(classifiers.Task):
 
 
 def _tasks(settings: recipe.Settings, subject: recipe.Subject, seed: int) -> list[Task]:
-    own = subject.name, seed
-    found = [Task(*own, "whole")]
+    trained = subject.name, seed
+    tasks = [Task(*trained, "whole")]
     if settings.runs("scores"):
-        found += [
-            Task(*own, "scores", name, macs) for macs in subject.macs for name in structured.SCORES
+        tasks += [
+            Task(*trained, "scores", name, macs)
+            for macs in subject.macs
+            for name in structured.SCORES
         ]
     if settings.runs("sparsity"):
-        found += [
-            Task(*own, "sparsity", method, share)
+        tasks += [
+            Task(*trained, "sparsity", method, share)
             for share in subject.sparsities
             for method in sparse.METHODS
         ]
         if subject.network != "lenet5":  # whose 25 and 150 inputs are no blocks of four
-            found += [Task(*own, "sparsity", sparse.BLOCKS, 0.5)]
+            tasks += [Task(*trained, "sparsity", sparse.BLOCKS, 0.5)]
     if settings.runs("small"):
-        found += [Task(*own, "small", "", macs) for macs in subject.macs]
+        tasks += [Task(*trained, "small", "", macs) for macs in subject.macs]
     if settings.runs("time") and seed == 0:
-        found += [Task(*own, "time")]
-    return found
+        tasks += [Task(*trained, "time")]
+    return tasks
 
 
 def _measure(

@@ -15,7 +15,7 @@ NEAR = 0.01
 """Accuracies that differ by less are the same."""
 ENGINES = ("xla", "tvm")
 
-whole = h.means(h.where(part="whole"), ("subject",), ("accuracy", "bytes"))
+unpruned = h.means(h.where(part="whole"), ("subject",), ("accuracy", "bytes"))
 scores = h.means(
     h.where(part="scores"),
     ("subject", "macs", "score"),
@@ -117,7 +117,7 @@ CLAIMS = (
 )  # fmt: skip
 
 TABLES = (
-    h.Listing("whole", ("subject", "accuracy"), whole), h.Listing("scores", of=scores),
+    h.Listing("whole", ("subject", "accuracy"), unpruned), h.Listing("scores", of=scores),
     h.Listing("single weights", of=methods), h.Listing("the small network", of=starts),
     h.Listing("time", of=timed), h.Listing("time and multiply-accumulates", of=correlations),
 )  # fmt: skip
@@ -126,7 +126,7 @@ TABLES = (
 def ranked(report: Report) -> list[Row]:
     """Selects the scores, and the whole network's accuracy as if it were one more."""
     rows = [*scores(report)]
-    accuracy = {row["subject"]: row["accuracy"] for row in whole(report)}
+    accuracy = {row["subject"]: row["accuracy"] for row in unpruned(report)}
     for subject, macs in h.grouped(rows, "subject", "macs"):
         same = {"subject": subject, "macs": macs, "score": "whole network"}
         rows.append(same | {"after": accuracy[subject]})
@@ -135,14 +135,14 @@ def ranked(report: Report) -> list[Row]:
 
 def sizes(report: Report) -> list[Row]:
     """Selects accuracies by size: single weights, channels and the whole network."""
-    size = {row["subject"]: row["bytes"] / 1000 for row in whole(report)}
+    size = {row["subject"]: row["bytes"] / 1000 for row in unpruned(report)}
     channels = [
         row | {"method": "channels, l1", "kB": row["params_left"] * size[row["subject"]]}
         for row in scores(report) if row["score"] == "l1"
     ]  # fmt: skip
     uncut = [
         row | {"method": "whole network", "kB": size[row["subject"]], "after": row["accuracy"]}
-        for row in whole(report)
+        for row in unpruned(report)
     ]
     return sorted([*methods(report), *channels, *uncut], key=lambda row: row["kB"])
 

@@ -71,12 +71,12 @@ def measured(run: Run[Settings], subject: Subject, model: Trained, plan: Plan) -
     small, state = plan.shrink(model.params), plan.shrink(model.state)
     evaluate = pruned(model.network.evaluate, plan)
     x = model.images.test[0][:1]
-    whole = jaxeff.cost(model.network.evaluate, model.params, model.state, x)
+    unpruned = jaxeff.cost(model.network.evaluate, model.params, model.state, x)
     left = jaxeff.cost(evaluate, small, state, x)
     params, after = retrain(run, subject, model, plan, small, state, subject.retrain)
     return {
-        "subject": subject.name, "seed": model.seed, "macs_left": left.macs / whole.macs,
-        "params_left": left.params / whole.params,
+        "subject": subject.name, "seed": model.seed, "macs_left": left.macs / unpruned.macs,
+        "params_left": left.params / unpruned.params,
         "before": accuracy(evaluate, (small, state), model.images),
         "after": accuracy(evaluate, (params, after), model.images),
     }  # fmt: skip
@@ -119,13 +119,13 @@ def against_scratch(run: Run[Settings], subject: Subject, model: Trained, macs: 
             key = jax.random.fold_in(run.fast_key, 500 + model.seed)
             params, state = model.network.init(key)
         rate = run.settings.retrain_rate if start == "pruned" else run.settings.rate
-        found = retrain(
+        retrained = retrain(
             run, subject, model, plan, plan.shrink(params), plan.shrink(state), epochs, rate
         )
         rows.append(
             {
                 "subject": subject.name, "seed": model.seed, "macs": macs, "start": start,
-                "epochs": epochs, "after": accuracy(evaluate, found, model.images),
+                "epochs": epochs, "after": accuracy(evaluate, retrained, model.images),
             }
         )  # fmt: skip
     return rows

@@ -29,9 +29,9 @@ def timed(run: Run[Settings], model: Trained) -> list[Row]:
     g, folded, _ = fold_batch_norm(f, model.params, x[:1])
     subjects = {"whole": (g, folded)}
     rng = np.random.default_rng(run.seed)
-    found = channels(g, folded, x)
+    groups = channels(g, folded, x)
     for number in range(settings.plans):
-        plan = _random(rng, found)
+        plan = _random(rng, groups)
         subjects[f"plan {number}"] = pruned(g, plan), plan.shrink(folded)
     macs = {name: jaxeff.cost(h, p, x).macs for name, (h, p) in subjects.items()}
     meters = {f"xla {name}": metered(compiled(h, p, x)) for name, (h, p) in subjects.items()}

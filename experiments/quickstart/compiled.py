@@ -74,13 +74,13 @@ def compare(run: Run[Settings], sets: Sets, libraries: Libraries, outcome: Outco
             if method != "svi30":
                 inside, outside = (_one_sample(out) for out in (inside, outside))
             record(outcome, name, run, sets, inside, outside)
-            found = _run(bundle.run, batches, settings.batch)
+            outputs = _run(bundle.run, batches, settings.batch)
         else:
             with bundle.on("emulated") as runner:
-                found = _run(runner.run, batches, settings.batch)
+                outputs = _run(runner.run, batches, settings.batch)
             outcome.methods[name] = {}
         expected = _run(functools.partial(reference, params), batches, settings.batch)
-        outcome.methods[name].update(_agreement(found, expected))
+        outcome.methods[name].update(_agreement(outputs, expected))
     run.say(f"{len(libraries.bundles)} libraries compared with JAX")
 
 

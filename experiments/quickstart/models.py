@@ -31,21 +31,21 @@ class Models:
 
 def train(run: Run[Settings], sets: Sets) -> Models:
     """Trains LeNet-5 by maximum likelihood, then by SVI from those means."""
-    key, settings, own = run.key, run.settings, run.settings.training
+    key, settings, training_settings = run.key, run.settings, run.settings.training
     model = LeNet5(rngs=nnx.Rngs(split(key, "model")))
     f, params = jaxeff.functional(model)
-    epochs = own.pretrain_epochs, own.epochs
+    epochs = training_settings.pretrain_epochs, training_settings.epochs
     point, result = point_then_svi(
         (split(key, "pretrain"), split(key, "svi")), f, params,
         (sets.train_images, sets.train_labels), epochs,
         lambda steps: (
-            cosine_adam(own.pretrain_rate, epochs[0] * steps),
-            cosine_adam(own.rate, epochs[1] * steps),
+            cosine_adam(training_settings.pretrain_rate, epochs[0] * steps),
+            cosine_adam(training_settings.rate, epochs[1] * steps),
         ),
         (run.work / "point.safetensors", run.work / "svi.safetensors"),
         # A checkpoint of other settings is refused.
-        {"batch_size": own.batch_size, "settings": settings.identity()},
-        run.say, prior=own.prior, kl=settings.kl, init_scale=settings.init_scale,
+        {"batch_size": training_settings.batch_size, "settings": settings.identity()},
+        run.say, prior=training_settings.prior, kl=settings.kl, init_scale=settings.init_scale,
     )  # fmt: skip
     return Models(f, point, result.posterior)
 

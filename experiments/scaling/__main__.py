@@ -77,16 +77,18 @@ def measure(run: Run[Plan], task: Task) -> Iterator[Row]:
             session.run()
             times[name].append(1e3 * (time.process_time() - start) / len(counts[name]))
     for (engine, method), session in sessions.items():
-        own, examples = (engine, method), point.examples if method == "mcmc" else settings.batch
+        pair, examples = (engine, method), point.examples if method == "mcmc" else settings.batch
         # Billions of operations in a second of processor time, the sampler's own included.
-        speed = sum(counts[own]) * session.work.flops / len(counts[own]) / median(times[own]) / 1e6
+        speed = (
+            sum(counts[pair]) * session.work.flops / len(counts[pair]) / median(times[pair]) / 1e6
+        )
         yield {
             "engine": engine, "method": method, "depth": point.depth, "width": point.width,
             "examples": point.examples, "parameters": point.parameters,
             "doublings": settings.doublings, "macs": session.work.macs,
             "analytic_macs": analytic_macs(point.widths, examples), "flops": session.work.flops,
-            "evaluations": sum(counts[own]), "total_flops": sum(counts[own]) * session.work.flops,
-            "ms": median(times[own]), "intensity": session.work.flops / session.work.moved,
+            "evaluations": sum(counts[pair]), "total_flops": sum(counts[pair]) * session.work.flops,
+            "ms": median(times[pair]), "intensity": session.work.flops / session.work.moved,
             "speed": speed, **meter.roofs()._asdict(),
         }  # fmt: skip
 
@@ -103,11 +105,11 @@ def series(report: Report, over: str, **which: str) -> list[Row]:
     """Selects the default data set by number of parameters, or the default network by data."""
     fixed = {"parameters": ("examples",), "examples": ("depth", "width")}[over]
     usual = report.config["inference"]["doublings"]
-    own = [
+    points = [
         row for row in h.where(engine="numpyro", doublings=usual, **which)(report)
         if all(row[key] == getattr(DEFAULT, key) for key in fixed)
     ]  # fmt: skip
-    return sorted(own, key=lambda row: row[over])
+    return sorted(points, key=lambda row: row[over])
 
 
 def exponents(report: Report) -> Iterator[Row]:
@@ -127,10 +129,10 @@ def latencies(report: Report) -> list[Row]:
 
 def ratios(report: Report) -> Iterator[Row]:
     """Selects FLOPs of MCMC over those of SVI at the default point, by depth of trees."""
-    own = [row for row in report.rows if (row["depth"], row["width"], row["examples"]) == (
+    at_point = [row for row in report.rows if (row["depth"], row["width"], row["examples"]) == (
         DEFAULT.depth, DEFAULT.width, DEFAULT.examples)]  # fmt: skip
-    svi = {row["engine"]: row["total_flops"] for row in own if row["method"] == "svi"}
-    for row in own:
+    svi = {row["engine"]: row["total_flops"] for row in at_point if row["method"] == "svi"}
+    for row in at_point:
         if row["method"] == "mcmc":
             ratio = row["total_flops"] / svi[row["engine"]]
             yield {**row, "steps": 2 ** row["doublings"] - 1, "ratio": ratio}
@@ -233,8 +235,8 @@ def _bounds(axis: Axes, report: Report) -> None:
 def _ticks(axis: Axes, report: Report) -> None:
     """Numbers of examples, of which there are few, in place of powers of ten."""
     if axis.get_xlabel() == AXES["examples"]:
-        found = sorted({row["examples"] for row in report.rows})
-        axis.set_xticks(found, [str(tick) for tick in found])
+        ticks = sorted({row["examples"] for row in report.rows})
+        axis.set_xticks(ticks, [str(tick) for tick in ticks])
         axis.set_xticks([], minor=True)
 
 

@@ -72,12 +72,12 @@ def _bench(run: Run[recipe.Settings], case: recipe.Case) -> training.Bench:
 def _swept(run: Run[recipe.Settings], plan: recipe.Sweep) -> Iterator[Row]:
     """Trains a sweep; of multiplicative noise slot by slot, looks for slots that binarize."""
     bench = _bench(run, plan.case)
-    found, result = training.run(bench, plan)
-    diverged = sum(row["diverged"] for row in found)
-    run.say(f"{plan.name}: {len(found)} trainings, {diverged} diverged")
-    yield from ({"of": "training", **row} for row in found)
+    trainings, result = training.run(bench, plan)
+    diverged = sum(row["diverged"] for row in trainings)
+    run.say(f"{plan.name}: {len(trainings)} trainings, {diverged} diverged")
+    yield from ({"of": "training", **row} for row in trainings)
     if (plan.kind, plan.where, plan.case.batch_norm) == ("mul", "layers", True):
-        slots, look = mechanisms.binarization(bench, plan, found, result)
+        slots, look = mechanisms.binarization(bench, plan, trainings, result)
         curves = {name: _thinned(values) for name, values in look.items()}
         for row in slots:
             shown = {"curves": curves} if row["accuracy"] is not None else {}

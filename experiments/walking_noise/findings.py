@@ -373,10 +373,10 @@ def looked_at(report: Report) -> Iterator[tuple[Row, dict[str, np.ndarray]]]:
 
 def peaks(report: Report) -> Iterator[h.Panel]:
     """Draws values on both scales (Klein's thesis, section 6.2.2)."""
-    for row, found in looked_at(report):
-        level, before = row["level"], found["before"]
-        trained = {f"trained with σ = {level:.0e}": before, "least noise": found["least"]}
-        scaled = {"with noise, over σ": found["noisy"] / level, "before noise": before}
+    for row, mechanism in looked_at(report):
+        level, before = row["level"], mechanism["before"]
+        trained = {f"trained with σ = {level:.0e}": before, "least noise": mechanism["least"]}
+        scaled = {"with noise, over σ": mechanism["noisy"] / level, "before noise": before}
         title = f"{row['case']}: values of {row['site']}, before noise"
         yield h.Panel(title, partial(draw_histograms, values=trained, scale="log"))
         yield h.Panel("the same, linear", partial(draw_histograms, values=scaled))

@@ -48,7 +48,7 @@ def binarization(
     """
     network, count = bench.network, len(plan.levels)
     shares = kept_shares(rows, str(plan.case))
-    found: list[tuple[Row, list[np.ndarray]]] = []
+    measured_rows: list[tuple[Row, list[np.ndarray]]] = []
     for place, site in enumerate(network.slots):
         if shares[site] < KEEPS or site == "input":  # no network learns its input
             continue
@@ -64,14 +64,14 @@ def binarization(
             "high_peak": strong.high, "zero": strong.zero, "valley_least_noise": weak.valley,
             "accuracy": None, "accuracy_binarized": None,
         }  # fmt: skip
-        found.append((row, values))
-    if not found:
+        measured_rows.append((row, values))
+    if not measured_rows:
         return [], {}
-    row, (before, least) = min(found, key=lambda item: item[0]["valley"])
+    row, (before, least) = min(measured_rows, key=lambda item: item[0]["valley"])
     model = _model(result, network.slots.index(row["site"]) * count + count - 1)
     look = {"before": before, "least": least, **_quantize(bench, row, model)}
     row["accuracy_binarized"] = float(look["accuracies"].max())
-    return [row for row, _ in found], look
+    return [row for row, _ in measured_rows], look
 
 
 def _quantize(bench: Bench, row: Row, model: tuple[Any, Any]) -> Look:
@@ -89,8 +89,8 @@ def _quantize(bench: Bench, row: Row, model: tuple[Any, Any]) -> Look:
 
     many, one = (Multiplicative(jnp.full(n, level, jnp.float32)) for n in (THRESHOLDS, 1))
     row["accuracy"] = float(accuracy(one)[0])
-    found = accuracy(Binarized(jnp.asarray(thresholds, jnp.float32), after=many))
-    return {"noisy": values, "thresholds": thresholds, "accuracies": found}
+    binarized = accuracy(Binarized(jnp.asarray(thresholds, jnp.float32), after=many))
+    return {"noisy": values, "thresholds": thresholds, "accuracies": binarized}
 
 
 def _model(result: SweepResult, setting: int) -> tuple[Any, Any]:
@@ -125,15 +125,15 @@ def repetition(bench: Bench, row: Repetition, walked: Midpoints) -> Row:
 
     def measure(specs: Any, test: Any = images.test, draws: int = DRAWS) -> np.ndarray:
         """Accuracy of every network at every level of a spec, over draws, `[seeds, levels]`."""
-        found = []
+        repeats = []
         for seed in range(row.seeds):
             take = functools.partial(jax.tree.map, lambda leaf: leaf[seed, 0])  # noqa: B023
             drawn = noisy_accuracy(
                 test_key, network.evaluate, take(trained.params), test, specs, repeats=draws,
                 state=take(trained.state or {}),
             )  # fmt: skip
-            found.append(np.asarray(drawn).mean(axis=0))
-        return np.stack(found)
+            repeats.append(np.asarray(drawn).mean(axis=0))
+        return np.stack(repeats)
 
     def repeated(times: Sequence[int]) -> np.ndarray:
         noise = Additive(jnp.full(1, row.sigma))
@@ -154,11 +154,11 @@ def repetition(bench: Bench, row: Repetition, walked: Midpoints) -> Row:
     }  # fmt: skip
     if walked:
         lists["guided"] = allocated(network, walked)
-    found = {name: repeated(times) for name, times in lists.items()}
+    repeats = {name: repeated(times) for name, times in lists.items()}
     return {
         "case": str(row.case), "sigma": row.sigma, "clean": float(clean.mean()), "guided": None,
-        **{name: float(accuracy.mean()) for name, accuracy in found.items()},
-        **{f"{name}_std": float(accuracy.std()) for name, accuracy in found.items()},
+        **{name: float(accuracy.mean()) for name, accuracy in repeats.items()},
+        **{f"{name}_std": float(accuracy.std()) for name, accuracy in repeats.items()},
         "source_uniform": row.source[0], "source_guided": row.source[1], "executions": lists,
         "midpoints": known(walked), "midpoints_by_evaluation": known(evaluated),
         "epochs": row.epochs, "seeds": row.seeds,

@@ -99,10 +99,10 @@ class Settings:
         if not sweeps and not tables:
             names = ", ".join(s.name for s in self.sweeps)
             raise Refused(f"no sweep of a name with {' or '.join(self.only)}: there are {names}")
-        own: dict[str, Any] = {
+        options: dict[str, Any] = {
             name: asked for name in ("epochs", "seeds") if (asked := getattr(self, name))
         }
-        return [replace(s, **own) for s in sweeps], [replace(r, **own) for r in tables]
+        return [replace(s, **options) for s in sweeps], [replace(r, **options) for r in tables]
 
 
 ADDITIVE = np.logspace(-2, 2, 17)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from .counts import COUNTS
+from .counts import COUNTS, vague_names
 from .diagram import layers, ranks
-from .limits import COMMENTS, IMPORTS, LIMITS
+from .limits import COMMENTS, IMPORTS, LIMITS, VAGUE_NAMES
 from .modules import ROOT, Module, circles, import_lines, read_modules, whole_line_comments
 
 MODULES = read_modules()
@@ -15,6 +15,12 @@ MODULES = read_modules()
 def test_no_count_rises(name):
     found = COUNTS[name](MODULES)
     assert len(found) <= LIMITS[name], "\n".join([f"{name}:", *found])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", VAGUE_NAMES)
+def test_names_that_say_nothing_become_fewer(folder):
+    assert len(vague_names(read_modules({folder: ROOT / folder}))) <= VAGUE_NAMES[folder]
 
 
 def test_comments_do_not_become_rarer():

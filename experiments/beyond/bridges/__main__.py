@@ -108,14 +108,14 @@ def maps(report: Report) -> Iterator[h.Panel]:
     """Makes a panel per problem and method: epistemic uncertainty over the input space."""
     for (problem,), rows in h.grouped(report.rows, "problem").items():
         auroc = {row["method"]: row["auroc"] for row in rows}
-        found = {
+        results = {
             name.partition("/")[2]: array for name, array in report.arrays.items()
             if name.partition("/")[0] == problem
         }  # fmt: skip
         paint = {"moons": _plane, "sine": _line}[problem]
         for name in SHOWN:
             title = f"{problem}, {name}: AUROC {auroc[name]:.2f}"
-            yield h.Panel(title, partial(paint, found, found[name]))
+            yield h.Panel(title, partial(paint, results, results[name]))
 
 
 def _plane(of: dict[str, np.ndarray], epistemic: np.ndarray, axis: Axes) -> None:

@@ -55,14 +55,14 @@ def tasks(run: Run[Settings]) -> list[tuple[Any, ...]]:
     """Plans what there are compilers for: a table and what its rows are of."""
     of = run.settings
     places = product(of.models, METHODS, of.batches)
-    found: list[tuple[Any, ...]] = [("calls", *place) for place in places]
+    tasks: list[tuple[Any, ...]] = [("calls", *place) for place in places]
     try:
         find_c_toolchain(resolve_target(CORE))
     except ToolchainError as error:
         run.say(f"without sizes: {error}")
     else:
-        found += [("sizes", model) for model in of.sized]
-    return found
+        tasks += [("sizes", model) for model in of.sized]
+    return tasks
 
 
 def make(run: Run[Settings], task: tuple[Any, ...]) -> list[Row]:
@@ -79,7 +79,7 @@ def _deployed(subject: Case, form: str, target: Any) -> Bundle:
 def _calls(rounds: int, *names: Any) -> list[Row]:
     subject, repeater, here = case(*names), Repeater(), host()
     inputs = [np.asarray(subject.net.x)]
-    meters, found, exact = {}, {}, {}
+    meters, results, exact = {}, {}, {}
     with tempfile.TemporaryDirectory() as home:
         for form in subject.forms:
             bundle = _deployed(subject, form, here)
@@ -88,17 +88,17 @@ def _calls(rounds: int, *names: Any) -> list[Row]:
             meters[ours] = repeater.meter(loaded.function, *loaded.arguments(), keep=loaded)
             meters["bundle", form] = meter_of(bundle)
             meters[ours](1)
-            found[ours] = [y.copy() for y in loaded.outputs]
+            results[ours] = [y.copy() for y in loaded.outputs]
             theirs = [np.asarray(y) for y in jax.tree.leaves(bundle.run(*inputs))]
-            exact[form] = all(map(np.array_equal, found[ours], theirs))
+            exact[form] = all(map(np.array_equal, results[ours], theirs))
     rows = []
     times = measure_rounds(meters, rounds, SECONDS)
     for (engine, form), values in times.items():
         row = {"model": subject.name, "method": subject.method, "batch": len(subject.net.x)}
         row |= {"engine": engine, "arithmetic": form, "ns": 1e6 * summary(values)["ms"]}
         row["spread"] = 1e6 * summary(values)["spread"]
-        if (engine, form) in found:
-            row["error"] = deviation(found[engine, form], subject.expected(form))
+        if (engine, form) in results:
+            row["error"] = deviation(results[engine, form], subject.expected(form))
         if engine == "c":
             row["same_bits"] = exact[form]
             row["over_bundle"] = ratio(values, times["bundle", form])
@@ -112,12 +112,12 @@ def _sizes(rounds: int, model: str) -> list[Row]:
         subject = case(model, method, 1)
         for form in subject.forms:
             with tempfile.TemporaryDirectory() as home:
-                made = _deployed(subject, form, CORE).export_c(f"{home}/net", name="net").sizes
+                sizes = _deployed(subject, form, CORE).export_c(f"{home}/net", name="net").sizes
             row: Row = {"model": model, "method": method, "arithmetic": form, "core": CORE}
-            row |= made.to_json()
+            row |= sizes.to_json()
             row["source_code"] = LITERT_MICRO
-            row["flash"] = made.code + made.parameters
-            row["ram"] = made.workspace + made.arrays + made.stack
+            row["flash"] = sizes.code + sizes.parameters
+            row["ram"] = sizes.workspace + sizes.arrays + sizes.stack
             rows.append(row)
     return rows
 

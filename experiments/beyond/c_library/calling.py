@@ -64,11 +64,11 @@ class Repeater:
             keep: what has to live as long as the meter, as the arguments do.
         """
         address = ctypes.cast(function, ctypes.c_void_p)
-        given = (ctypes.c_size_t * 4)(*map(_word, arguments))
+        words = (ctypes.c_size_t * 4)(*map(_word, arguments))
 
         def meter(repeats: int) -> float:
             _ = arguments, keep
-            seconds: float = self._repeat(address, given, ctypes.c_long(repeats))
+            seconds: float = self._repeat(address, words, ctypes.c_long(repeats))
             if seconds < 0:
                 raise RuntimeError("a call of a C function failed")
             return seconds / repeats
@@ -86,9 +86,9 @@ class Loaded:
 
     def __init__(self, library: CLibrary, inputs: Sequence[Any]) -> None:
         self._home = tempfile.TemporaryDirectory()
-        whole = ("-Wl,--whole-archive", f"lib{library.name}.a", "-Wl,--no-whole-archive")
+        archive = ("-Wl,--whole-archive", f"lib{library.name}.a", "-Wl,--no-whole-archive")
         made = Path(self._home.name) / "linked.so"
-        _link([*whole, "-lm", "-pthread"], library.folder, made)
+        _link([*archive, "-lm", "-pthread"], library.folder, made)
         loaded = ctypes.CDLL(str(made))
         self.function = getattr(loaded, f"{library.name}_run")
         self._inputs = [aligned(np.asarray(x)) for x in inputs]
@@ -98,9 +98,9 @@ class Loaded:
 
     def arguments(self) -> tuple[Any, ...]:
         """Of its function: inputs, outputs, workspace and its size."""
-        given = [address(x) for x in self._inputs]
+        addresses = [address(x) for x in self._inputs]
         sizes = address(self._workspace), self._workspace.nbytes
-        return (_struct(given), _struct([address(o) for o in self.outputs]), *sizes)
+        return (_struct(addresses), _struct([address(o) for o in self.outputs]), *sizes)
 
 
 def aligned(array: np.ndarray) -> np.ndarray:

@@ -111,13 +111,13 @@ def _ours(
         for form, setting in settings.items():
             g = integer(product, {"*": setting}, dynamic=True)
             functions[form, engine] = g, g.convert(params, x)
-    found: dict[tuple[str, str], Call] = {}
+    calls: dict[tuple[str, str], Call] = {}
     for key, (g, taken) in functions.items():
         bundle = jaxeff_export.deploy(g, (taken, x), target=target)
         runner = stack.enter_context(bundle.on())
         data = np.asarray(x)
-        found[key] = partial(runner.run, data)
-    return found
+        calls[key] = partial(runner.run, data)
+    return calls
 
 
 def _xla(params: Any, x: Any) -> Call:

@@ -141,8 +141,8 @@ def _windows() -> np.ndarray:
 
 
 def _pairs(windows: np.ndarray) -> tuple[Any, Any]:
-    given = jnp.asarray(windows.astype(np.int32))
-    return given[:, :-1], given[:, -1]
+    tokens = jnp.asarray(windows.astype(np.int32))
+    return tokens[:, :-1], tokens[:, -1]
 
 
 def _nll(f: Any, params: Any, batch: Any) -> Any:

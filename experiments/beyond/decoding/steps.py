@@ -190,8 +190,8 @@ def _started(path: str, names: Sequence[str], args: tuple[Any, ...]) -> Call:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options)
     value = onnxruntime.OrtValue.ortvalue_from_numpy
-    given = [value(np.asarray(leaf)) for leaf in jax.tree.leaves(args)]
-    feeds = dict(zip(names, given, strict=True))
+    values = [value(np.asarray(leaf)) for leaf in jax.tree.leaves(args)]
+    feeds = dict(zip(names, values, strict=True))
     # Values of its own memory: arguments aren't copied, and a new cache replaces the old one.
     return lambda: session.run_with_ort_values(None, feeds)
 

@@ -51,12 +51,12 @@ def calls(params: Any, x: Any) -> dict[str, Callable[[], Any]]:
 
 def _library() -> dict[str, Any]:
     (file,) = pathlib.Path(xllamacpp.__file__).parent.glob("*.so")
-    library, found = ctypes.CDLL(str(file)), {}
+    library, functions = ctypes.CDLL(str(file)), {}
     for name, (result, *arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-        found[name] = function
-    return found
+        functions[name] = function
+    return functions
 
 
 def _product(ggml: dict[str, Any], w: np.ndarray, x: np.ndarray, kind: int) -> Callable[[], Any]:

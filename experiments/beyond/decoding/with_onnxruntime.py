@@ -21,7 +21,7 @@ def files(params: Any, x: Any) -> dict[str, bytes]:
     w = np.asarray(params["w"], np.float32)
     depth, columns = w.shape
     shape, result = x.shape, {"y": (x.shape[0], columns)}
-    made = {
+    models = {
         "float32": finish(
             [helper.make_node("MatMul", ["x", "w"], ["y"])], [numpy_helper.from_array(w, "w")],
             shape, result,
@@ -39,7 +39,7 @@ def files(params: Any, x: Any) -> dict[str, bytes]:
         helper.make_node("Mul", ["by", "s"], ["unit"]),
         helper.make_node("Mul", ["floats", "unit"], ["y"]),
     ]
-    made["int8"] = finish(nodes, eight, shape, result)
+    models["int8"] = finish(nodes, eight, shape, result)
     rng = np.random.default_rng(0)
     for size in (32, 128):
         codes = rng.integers(0, 256, (columns, depth // size, size // 2)).astype(np.uint8)
@@ -49,5 +49,5 @@ def files(params: Any, x: Any) -> dict[str, bytes]:
             N=columns, bits=4, block_size=size, accuracy_level=4,
         )  # fmt: skip
         tensors = [numpy_helper.from_array(codes, "codes"), numpy_helper.from_array(steps, "steps")]
-        made[f"int4 g{size}"] = finish([node], tensors, shape, result, ("com.microsoft",))
-    return made
+        models[f"int4 g{size}"] = finish([node], tensors, shape, result, ("com.microsoft",))
+    return models

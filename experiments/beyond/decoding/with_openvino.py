@@ -23,14 +23,14 @@ def calls(params: Any, x: Any) -> dict[str, Callable[[], Any]]:
     """Returns a call for every format."""
     files = with_onnxruntime.files(params, x) | {"int8": _dequantized(params, x)}
     core, data = openvino.Core(), np.asarray(x)
-    found: dict[str, Callable[[], Any]] = {}
+    calls: dict[str, Callable[[], Any]] = {}
     for form, file in files.items():
         # No path of weights: the file has them.
         request = core.compile_model(core.read_model(file, b""), "CPU", _SET_UP)
         request = request.create_infer_request()
         request.infer([data])
-        found[form] = request.infer
-    return found
+        calls[form] = request.infer
+    return calls
 
 
 def _dequantized(params: Any, x: Any) -> bytes:

@@ -91,18 +91,18 @@ class Settings:
 
 def trials(run: Run[Settings]) -> list[Row]:
     """Tries every seed with every column."""
-    own = run.settings
-    columns = choose(own.columns, tuple(COLUMNS), "column")
-    seeds = range(own.first, own.first + own.seeds)
+    settings = run.settings
+    columns = choose(settings.columns, tuple(COLUMNS), "column")
+    seeds = range(settings.first, settings.first + settings.seeds)
 
     def make(todo: Sequence[Task]) -> Iterator[tuple[Task, list[Row]]]:
         left = list(dict.fromkeys(seed for seed, _ in todo))
         for at in range(0, len(left), _TOGETHER):
             seeds = left[at : at + _TOGETHER]
-            words = {seed: network(seed, own.blocks).words for seed in seeds}
+            words = {seed: network(seed, settings.blocks).words for seed in seeds}
             tasks = [f"{seed}:{column}" for seed, column in todo if seed in words]
             for task, cell in in_processes(
-                "experiments.beyond.fuzz.worker", [str(own.blocks)], tasks, own.limit
+                "experiments.beyond.fuzz.worker", [str(settings.blocks)], tasks, settings.limit
             ):
                 seed, column = int(task.split(":")[0]), task.split(":")[1]
                 kept = {"seed": seed, "column": column, **cell, "network": words[seed]}
@@ -111,15 +111,15 @@ def trials(run: Run[Settings]) -> list[Row]:
     return run.stream(
         [(seed, column) for seed in seeds for column in columns],
         make,
-        again=lambda rows: any(r.get("limit", own.limit) < own.limit for r in rows),
+        again=lambda rows: any(r.get("limit", settings.limit) < settings.limit for r in rows),
     )
 
 
 def _counts(report: Report) -> dict[str, Counter[str]]:
-    found: dict[str, Counter[str]] = {}
+    counters: dict[str, Counter[str]] = {}
     for row in report.rows:
-        found.setdefault(row["column"], Counter())[row["status"]] += 1
-    return found
+        counters.setdefault(row["column"], Counter())[row["status"]] += 1
+    return counters
 
 
 def counts(report: Report) -> list[Table]:
@@ -159,12 +159,12 @@ def picture(report: Report) -> list[Panel]:
     """A bar for each transform, of what became of the networks."""
 
     def paint(axis: Axes) -> None:
-        found = _counts(report)
-        below = [0] * len(found)
+        counts = _counts(report)
+        below = [0] * len(counts)
         for status in STATUSES:
-            heights = [count[status] for count in found.values()]
+            heights = [count[status] for count in counts.values()]
             if any(heights):
-                axis.bar(list(found), heights, bottom=below, color=_COLORS[status], label=status)
+                axis.bar(list(counts), heights, bottom=below, color=_COLORS[status], label=status)
             below = [a + b for a, b in zip(below, heights, strict=True)]
         axis.set_ylabel("networks")
 

@@ -13,12 +13,12 @@ def _branch(d: Draw, shape: Shape, out: int | None = None) -> Block:
     """One to three layers in any order that keep positions, and channels unless told otherwise."""
     product = convolution if len(shape) > 1 and d.often() else dense
     out = out or shape[-1]
-    made = [product(d, shape, out)]
-    made += [norm(d, (*shape[:-1], out))] if d.often(0.4) else []
-    made += [activation(d, (*shape[:-1], out))] if d.often(0.7) else []
+    layers = [product(d, shape, out)]
+    layers += [norm(d, (*shape[:-1], out))] if d.often(0.4) else []
+    layers += [activation(d, (*shape[:-1], out))] if d.often(0.7) else []
     if out == shape[-1]:
-        made = d.order(made)
-    return chain(made, " ".join(block.name.split()[0] for block in made))
+        layers = d.order(layers)
+    return chain(layers, " ".join(block.name.split()[0] for block in layers))
 
 
 def residual(d: Draw, shape: Shape) -> Block:
@@ -55,10 +55,10 @@ def gate(d: Draw, shape: Shape) -> Block:
     value, scale = dense(d, shape, out), dense(d, shape, out)
     name = d.one(("sigmoid", "silu", "gelu", "tanh"))
     function = getattr(jnp if name == "tanh" else jax.nn, name)
-    whole = d.often(0.3)  # one product whose halves are split
+    joined = d.often(0.3)  # one product whose halves are split
 
     def apply(p: Any, x: jax.Array) -> jax.Array:
-        if whole:
+        if joined:
             a, b = jnp.split(x @ p["w"], 2, -1)
         else:
             a, b = value.apply(p["value"], x), scale.apply(p["gate"], x)
@@ -66,10 +66,10 @@ def gate(d: Draw, shape: Shape) -> Block:
 
     params = (
         {"w": d.weight(shape[-1], 2 * out)}
-        if whole
+        if joined
         else {"value": value.params, "gate": scale.params}
     )
-    return Block(f"gate {name} {out}" + (" split" if whole else ""), params, apply)
+    return Block(f"gate {name} {out}" + (" split" if joined else ""), params, apply)
 
 
 def squeeze_excite(d: Draw, shape: Shape) -> Block:

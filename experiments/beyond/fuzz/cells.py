@@ -49,11 +49,11 @@ def integer(net: Network) -> Cell:
     digits = _BESIDE if coarse else _EXACT
     for size in (1, count):
         parts = [net.examples[i : i + size] for i in range(0, count - size + 1, size)]
-        found, near = (
+        propagated, near = (
             np.concatenate([by(p, x) for x in parts])
             for by, p in ((by_codes, codes), (by_floats, s.params))
         )
-        errors = _errors(found, near)
+        errors = _errors(propagated, near)
         usual, most = np.median(errors), errors.max()
         same &= bool(usual <= digits * np.abs(near).max())
         same &= bool(most <= _errors(near, exact[: len(near)]).max())
@@ -83,10 +83,10 @@ def _errors(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
 def _variance(net: Network, **settings: Any) -> Cell:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found, sampled, errors = zoo.variances(net.subject(), DRAWS, **settings)
+        propagated, sampled, errors = zoo.variances(net.subject(), DRAWS, **settings)
     warned = [str(w.message) for w in told if issubclass(w.category, MomentsWarning)]
     words = warned[0] if warned else ""
-    ratios = found / sampled
+    ratios = propagated / sampled
     if not np.isfinite(ratios).all():
         return Cell("warned" if warned else "wrong", None, words or "a variance that is no number")
     ratio, error = float(np.median(ratios)), float(np.median(errors))
@@ -167,9 +167,9 @@ def onnx(net: Network) -> Cell:
     s = net.subject()
     with tempfile.TemporaryDirectory() as folder:
         file = to_onnx(s.f, (s.params, *s.args), Path(folder) / "net.onnx")
-        given = dict(zip(file.inputs, [np.asarray(net.others)], strict=True))
-        (found,) = zoo.by_onnxruntime(file)(given)
-    return _as_xla(net, found)
+        feeds = dict(zip(file.inputs, [np.asarray(net.others)], strict=True))
+        (outputs,) = zoo.by_onnxruntime(file)(feeds)
+    return _as_xla(net, outputs)
 
 
 COLUMNS: Mapping[str, Callable[[Network], Cell]] = {

@@ -66,7 +66,7 @@ def tasks(run: Run[Settings]) -> list[tuple[Any, ...]]:
     engines.say_missing(run, ["onnxruntime"])
     of, models = run.settings, run.settings.models
     few = [model for model in models if model in SMALL]
-    found: dict[Table, list[Any]] = {
+    tables: dict[Table, list[Any]] = {
         "networks": [("network", m, b, t) for t, b, m in product(of.threads, of.batches, models)],
         "crossover": [("crossover", of.pairs)],
         "sizes": [("sizes", model) for model in models],
@@ -82,20 +82,20 @@ def tasks(run: Run[Settings]) -> list[tuple[Any, ...]]:
         except (BoardError, ToolchainError) as error:
             run.say(f"without an emulated core: {error}")
         else:
-            found["agreement"] += [("emulated", model, of.emulated) for model in few]
-    return [task for part, todo in found.items() for task in todo if part in (of.parts or found)]
+            tables["agreement"] += [("emulated", model, of.emulated) for model in few]
+    return [task for part, todo in tables.items() for task in todo if part in (of.parts or tables)]
 
 
 def make(run: Run[Settings], task: tuple[Any, ...]) -> list[Row]:
     """Makes the rows of a task."""
     rounds, (name, *of) = run.settings.rounds, task
-    made: dict[str, Callable[..., list[Row]]] = {
+    makers: dict[str, Callable[..., list[Row]]] = {
         "network": lambda *of: _network(rounds, *of),
         "crossover": lambda pairs: kernels.crossover(rounds, pairs),
         "sizes": _sizes, "agreement": _agreement,
         "emulated": lambda model, images: _agreement(model, images, "cortex-a72", "emulated"),
     }  # fmt: skip
-    return made[name](*of)
+    return makers[name](*of)
 
 
 def _deployed(

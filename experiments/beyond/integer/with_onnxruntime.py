@@ -26,8 +26,8 @@ def calls(net: Subject, threads: int) -> dict[str, Callable[[], Any]]:
     first = numpy_helper.from_array(np.array(0), "first")
     take = helper.make_node("Gather", ["x", "first"], ["y"])
     nothing = finish([take], [first], net.x.shape, {"y": net.x.shape[1:]})
-    found = {**models(net), "dispatch": nothing}
-    return {name: started(model, net.x, threads) for name, model in found.items()}
+    sessions = {**models(net), "dispatch": nothing}
+    return {name: started(model, net.x, threads) for name, model in sessions.items()}
 
 
 def models(net: Subject) -> dict[str, bytes]:

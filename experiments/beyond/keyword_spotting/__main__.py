@@ -112,10 +112,10 @@ def board_row(run: Run[Settings], stage: Stage, sounds: Sounds, of: Settings) ->
     audio, labels = (np.concatenate(each)[: of.emulated] for each in zip(*parts, strict=True))
     spot = board.whole(stage, least)
     with tempfile.TemporaryDirectory() as home:
-        made = board.library(spot, stage.params, audio[0], home)
-        count, sizes = board.instructions(made), made.sizes
+        library = board.library(spot, stage.params, audio[0], home)
+        count, sizes = board.instructions(library), library.sizes
         run.say(f"{len(audio)} recordings of {count / 1e6:.1f} million instructions each")
-        logits, taken = board.run(made, audio, run.say)
+        logits, taken = board.run(library, audio, run.say)
     call = jax.jit(spot)
     expected = [call(stage.params, sound) for sound in audio]
     same = [
@@ -142,25 +142,29 @@ def _stream_rows(run: Run[Settings], of: Settings) -> list[Row]:
     except ToolchainError:
         return []
     with tempfile.TemporaryDirectory() as home:
-        made = board.stream(round(of.width * (1 - of.pruned)), of.blocks, of.bits, home)
-        count, same, sizes = board.instructions(made.library), made.same(), made.library.sizes
+        library = board.stream(round(of.width * (1 - of.pruned)), of.blocks, of.bits, home)
+        count, same, sizes = (
+            board.instructions(library.library),
+            library.same(),
+            library.library.sizes,
+        )
     return [
         {
             "table": "stream", "core": board.CORE, "hop": board.HOP, "step": count,
             "second": round(count * FRONT.rate / (board.HOP * FRONT.hop)), "same": int(same),
-            "state": made.state, "workspace": sizes.workspace, "stack": sizes.stack,
+            "state": library.state, "workspace": sizes.workspace, "stack": sizes.stack,
             "flash": sizes.code + sizes.parameters,
         }
     ]  # fmt: skip
 
 
 def _litert_row(way: Way, sounds: Sounds, share: float) -> Row:
-    found: dict[str, Any] = litert.compare(way)
-    accuracy = float((found["logits"].argmax(1) == sounds.test[1]).mean())
+    comparison: dict[str, Any] = litert.compare(way)
+    accuracy = float((comparison["logits"].argmax(1) == sounds.test[1]).mean())
     return {
         "table": "litert", "engine": "LiteRT, int8 after training", "accuracy": accuracy,
         "ours": float((way.stages[-1].test.argmax(1) == sounds.test[1]).mean()),
-        "file": found["bytes"], "arena": found["arena"],
+        "file": comparison["bytes"], "arena": comparison["arena"],
     }  # fmt: skip
 
 

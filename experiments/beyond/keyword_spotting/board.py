@@ -48,13 +48,13 @@ def run(
     made: CLibrary, audio: np.ndarray, say: Callable[[str], None] = lambda _: None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Runs the library over recordings: logits and decisions, one after the other."""
-    program, found = ExampleProgram(made, CORE), []
+    program, outputs = ExampleProgram(made, CORE), []
     for results in program.run_all([[sound] for sound in audio]):
-        found.append(results)
-        if len(found) % AT_ONCE == 0 or len(found) == len(audio):
-            say(f"{len(found)} of {len(audio)} recordings emulated")
+        outputs.append(results)
+        if len(outputs) % AT_ONCE == 0 or len(outputs) == len(audio):
+            say(f"{len(outputs)} of {len(audio)} recordings emulated")
     program.close()
-    logits, taken = (np.concatenate(column) for column in zip(*found, strict=True))
+    logits, taken = (np.concatenate(column) for column in zip(*outputs, strict=True))
     return logits, taken.astype(bool)
 
 
@@ -73,8 +73,8 @@ class Streamed:
 
     def same(self) -> bool:
         """Whether result and state have JAX's bits."""
-        made = ExampleProgram(self.library, CORE).run()
-        return all(map(np.array_equal, made, self.expected))
+        results = ExampleProgram(self.library, CORE).run()
+        return all(map(np.array_equal, results, self.expected))
 
 
 def stream(width: int, blocks: int, bits: int, home: str) -> Streamed:

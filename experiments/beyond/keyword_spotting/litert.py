@@ -39,11 +39,11 @@ def compare(way: Way) -> dict[str, Any]:
         path = Path(home) / "net.tflite"
         file = jaxeff_export.to_litert(way.bare, (params, one), str(path), parameters=1)
         coded = quantizer.Quantizer(str(path), recipe.static_wi8_ai8())
-        given = [{file.inputs[0]: x[None]} for x in seen]
-        ranges = coded.calibrate({"serving_default": given})
+        feeds = [{file.inputs[0]: x[None]} for x in seen]
+        ranges = coded.calibrate({"serving_default": feeds})
         content = bytes(coded.quantize(ranges).quantized_model)
-    found = {"logits": _interpreted(content, way.standard(way.tests))}
-    return {**found, "bytes": len(content), "arena": _arena(content, one)}
+    outputs = {"logits": _interpreted(content, way.standard(way.tests))}
+    return {**outputs, "bytes": len(content), "arena": _arena(content, one)}
 
 
 def _interpreter(content: bytes) -> Any:
@@ -53,12 +53,12 @@ def _interpreter(content: bytes) -> Any:
 
 
 def _interpreted(content: bytes, test: np.ndarray) -> np.ndarray:
-    run, found = _interpreter(content), []
+    run, outputs = _interpreter(content), []
     for x in test:
         run.set_input(_codes(run, x[None]), 0)
         run.invoke()
-        found.append(run.get_output(0)[0])
-    return np.stack(found)
+        outputs.append(run.get_output(0)[0])
+    return np.stack(outputs)
 
 
 def _codes(run: Any, x: np.ndarray) -> np.ndarray:

@@ -34,14 +34,16 @@ def speech() -> Sounds:
     Raises:
         DataError: The recordings aren't there.
     """
-    found = data.speech_commands()
-    if not len(found.train_speakers):
+    commands = data.speech_commands()
+    if not len(commands.train_speakers):
         raise DataError("speech-commands: the recordings have no speakers")
     # As the test's speakers are found, by another byte: no speaker is in two parts.
-    codes = {s: hashlib.sha256(s.encode()).digest()[1] for s in set(found.train_speakers.tolist())}
-    held = np.array([codes[speaker] % 6 == 0 for speaker in found.train_speakers])
-    audio, labels = found.train_audio, found.train_labels
-    test = found.test_audio, found.test_labels
+    codes = {
+        s: hashlib.sha256(s.encode()).digest()[1] for s in set(commands.train_speakers.tolist())
+    }
+    held = np.array([codes[speaker] % 6 == 0 for speaker in commands.train_speakers])
+    audio, labels = commands.train_audio, commands.train_labels
+    test = commands.test_audio, commands.test_labels
     return Sounds((audio[~held], labels[~held]), (audio[held], labels[held]), test)
 
 
@@ -86,5 +88,5 @@ def features(audio: np.ndarray) -> np.ndarray:
     # Batches of one size, so that it is compiled once.
     padded = np.pad(audio, ((0, -len(audio) % _AT_ONCE), (0, 0)))
     parts = padded.reshape(-1, _AT_ONCE, audio.shape[1])
-    found = np.concatenate([np.asarray(of_some(part)) for part in parts])
-    return found[: len(audio), :, None]
+    features = np.concatenate([np.asarray(of_some(part)) for part in parts])
+    return features[: len(audio), :, None]

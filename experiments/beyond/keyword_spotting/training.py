@@ -90,21 +90,21 @@ def go(
     def stage(name: str, g: Function, params: Any) -> Stage:
         return Stage(name, g, params, *(logits(g, params, part) for part in tests))
 
-    made = [stage("float32", f, params := trained(f, params, 1, 3e-3))]
+    stages = [stage("float32", f, params := trained(f, params, 1, 3e-3))]
     # Whole words of four codes, as the kernels of microcontrollers read them.
     plan = jaxeff.prune_plan(f, params, x[:64], {"*:linear": Prune(pruned, round_to=4)})
     narrow = jaxeff.pruned(f, plan)
     params = trained(narrow, plan.shrink(params), 0.5, 1e-3)
-    made.append(stage("pruned", narrow, params))
+    stages.append(stage("pruned", narrow, params))
     # Learnt steps, which begin with the least squared error: few epochs follow.
     spec = init(
         narrow, params, x[:CALIBRATED], {"*:linear": LSQ(bits, narrow=True, initial="error")}
     )
     params, spec = trained(learned(narrow), (params, spec), 0.25, 3e-4)
-    made.append(stage("trained on its grid", jaxeff.quantized(narrow, spec), params))
+    stages.append(stage("trained on its grid", jaxeff.quantized(narrow, spec), params))
     g = jaxeff.integer(narrow, spec)
-    made.append(stage("integer", g, g.convert(params, x[:1])))
-    return Way(made, bare, standard, first[:CALIBRATED], tests[1])
+    stages.append(stage("integer", g, g.convert(params, x[:1])))
+    return Way(stages, bare, standard, first[:CALIBRATED], tests[1])
 
 
 def standardized(mean: np.ndarray, deviation: np.ndarray) -> Callable[[Any], Any]:

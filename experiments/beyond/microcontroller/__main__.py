@@ -81,15 +81,15 @@ class Settings:
 
 def tasks(run: Run[Settings]) -> list[tuple[str, str]]:
     """Plans every network on every core that there is a compiler for."""
-    found = []
+    tasks = []
     for core in run.settings.cores:
         try:
             find_c_toolchain(resolve_target(core))
         except ToolchainError as error:
             run.say(f"without {core}: {error}")
         else:
-            found += list(product(run.settings.networks, [core]))
-    return found
+            tasks += list(product(run.settings.networks, [core]))
+    return tasks
 
 
 def measure(run: Run[Settings], task: tuple[str, str]) -> Iterator[Row]:

@@ -48,10 +48,10 @@ def convolutional(row: Row) -> bool:
 
 def priced(report: Report) -> list[Row]:
     """Selects calibrated rows, with their time over the diagonal's."""
-    own = {(row["network"], row["method"]): row["cost"] for row in h.having("cost")(report)}
+    costs = {(row["network"], row["method"]): row["cost"] for row in h.having("cost")(report)}
     return [
-        {"network": network, "over diagonal": cost / own[network, m.DIAGONAL]}
-        for (network, method), cost in own.items()
+        {"network": network, "over diagonal": cost / costs[network, m.DIAGONAL]}
+        for (network, method), cost in costs.items()
         if method == m.CALIBRATED
     ]
 

@@ -63,21 +63,25 @@ def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:
         outputs = np.asarray(predict(keys[0], f, posterior, x, samples=settings.oracle), np.float64)
         calibrate = partial(calibrate_moments, samples=settings.samples, progress=False)
         seen = sets.train[0][: settings.calibration]
-        given = dict.fromkeys(passes, posterior) | {LAST: last_layer_only(f, posterior, x[:BATCH])}
+        posteriors = dict.fromkeys(passes, posterior) | {
+            LAST: last_layer_only(f, posterior, x[:BATCH])
+        }
         seconds = {}
         for method in [one for one in (CALIBRATED, SCALED) if one in passes]:
             measured = partial(calibrate, keys[1], f, posterior, seen, shared=method == SCALED)
-            given[method], seconds[method] = _spent(measured)
+            posteriors[method], seconds[method] = _spent(measured)
         rows: list[Row] = []
         for method, g in list(passes.items()):
             if method not in first:  # later posteriors run what is compiled, and warn no more
                 try:
-                    first[method] = _first_call(g, given[method], x[:BATCH])
+                    first[method] = _first_call(g, posteriors[method], x[:BATCH])
                 except MomentsError:
                     # Refused, as all correlations of a picture's results are: it has no row.
                     del passes[method]
                     continue
-            rows.append({"method": method, **first[method], **_held(g, given[method], x, outputs)})
+            rows.append(
+                {"method": method, **first[method], **_held(g, posteriors[method], x, outputs)}
+            )
         check = moments_check(keys[2], f, posterior, x[:_CHECKED])
         rows[0] |= {"agrees": check.agrees, "advice": check.advice,
                     "checked": check.ratio and check.ratio.median}  # fmt: skip
@@ -86,13 +90,15 @@ def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:
         rows.append({"method": DRAWN, **of_samples(_DRAWS, outputs)})
         costs: dict[str, Row] = {}
         if noise == SVI and settings.rounds:
-            draws = _logits(case, passes, given, DRAWN, jax.random.key(0))
-            calls = {method: partial(g, given[method], x[:BATCH]) for method, g in passes.items()}
+            draws = _logits(case, passes, posteriors, DRAWN, jax.random.key(0))
+            calls = {
+                method: partial(g, posteriors[method], x[:BATCH]) for method, g in passes.items()
+            }
             calls[DRAWN] = partial(draws, x[:BATCH])
             costs = costs_of(f, posterior, x[:BATCH], calls, DEFAULT, settings.rounds)
         for row in rows:
             if noise == SVI:
-                logits = _logits(case, passes, given, row["method"], keys[3])
+                logits = _logits(case, passes, posteriors, row["method"], keys[3])
                 row |= quality(logits, sets, settings.asked, BATCH)
             yield {"noise": noise, **row, **_beside(costs.get(row["method"], {}), outputs)}
 
@@ -123,8 +129,8 @@ def last_layer_only(f: Callable[..., Any], posterior: Any, x: Any) -> Any:
 def _spent(call: Callable[[], Any]) -> tuple[Any, float]:
     """What a function returns, and its seconds of processor time."""
     start = time.process_time()
-    found = jax.block_until_ready(call())
-    return found, time.process_time() - start
+    outputs = jax.block_until_ready(call())
+    return outputs, time.process_time() - start
 
 
 def _first_call(g: Callable[..., Any], *args: Any) -> Row:

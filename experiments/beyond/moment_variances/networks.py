@@ -196,7 +196,7 @@ def spread(params: Any, noise: float) -> Any:
 
 
 def _pictures(settings: Settings, name: str, key: jax.Array) -> Sets:
-    found = data.load(settings.data)
+    dataset = data.load(settings.data)
     outside = data.load(OUTSIDE[settings.data]).test_images[: settings.asked]
     n, m = settings.examples, max(settings.asked, settings.held_out)
 
@@ -209,8 +209,8 @@ def _pictures(settings: Settings, name: str, key: jax.Array) -> Sets:
 
     keys = jax.random.split(key, 3)
     return Sets(
-        seen(found.train_images[:n], found.train_labels[:n], keys[0]),
-        seen(found.test_images[:m], found.test_labels[:m], keys[1]),
+        seen(dataset.train_images[:n], dataset.train_labels[:n], keys[0]),
+        seen(dataset.test_images[:m], dataset.test_labels[:m], keys[1]),
         seen(outside, np.zeros(len(outside)), keys[2])[0],
     )
 
@@ -221,8 +221,8 @@ def _letters(settings: Settings) -> Sets:
     def pieces(name: str, count: int) -> Split:
         plain = re.sub("[^a-z]+", " ", written[name].lower())
         codes = np.frombuffer(plain.encode(), np.uint8) % 32  # a space is 0, letters are 1 to 26
-        found = jnp.asarray(windows(codes.astype(np.int32), count, LENGTH, rng))
-        return found[:, :-1], found[:, -1]
+        sequences = jnp.asarray(windows(codes.astype(np.int32), count, LENGTH, rng))
+        return sequences[:, :-1], sequences[:, -1]
 
     m = max(settings.asked, settings.held_out)
     return Sets(

@@ -25,12 +25,12 @@ def quality(logits: Callable[[Any], Any], sets: Sets, asked: int, batch: int) ->
     """
     x, labels = (part[:asked] for part in sets.test)
     inside, outside = (_in_batches(logits, side, batch) for side in (x, sets.outside))
-    found = jnp.concatenate([jnp.reshape(y, (len(y), -1, y.shape[-1])) for y in inside], 1)
+    flattened = jnp.concatenate([jnp.reshape(y, (len(y), -1, y.shape[-1])) for y in inside], 1)
     sides = [np.concatenate([_epistemic(y) for y in parts]) for parts in (inside, outside)]
     rng = np.random.default_rng(0)
     again = (jnp.asarray(rng.choice(side, (_RESAMPLES, len(side)))) for side in sides)
     return {
-        "nll": float(nll_from_log(predictive_log_probs(found), labels.ravel())),
+        "nll": float(nll_from_log(predictive_log_probs(flattened), labels.ravel())),
         "auroc": float(auroc(*map(jnp.asarray, sides))),
         "auroc_error": float(jnp.std(jax.vmap(auroc)(*again))),
     }
@@ -42,5 +42,5 @@ def _in_batches(logits: Callable[[Any], Any], x: Any, batch: int) -> list[jax.Ar
 
 def _epistemic(logits: jax.Array) -> np.ndarray:
     """The mutual information of each example, a mean over what it has labels for."""
-    found = np.asarray(decompose_logits(logits).epistemic)
-    return found.reshape(len(found), -1).mean(1)
+    epistemic = np.asarray(decompose_logits(logits).epistemic)
+    return epistemic.reshape(len(epistemic), -1).mean(1)

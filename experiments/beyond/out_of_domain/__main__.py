@@ -133,16 +133,16 @@ def shift(
     settings, labels = run.settings, np.asarray(sets.test[1])
     for name in settings.corruptions:
         for severity in (0, *settings.severities):
-            found = inside
+            scores = inside
             if severity:
                 worse = data.corrupt(jax.random.fold_in(run.key, 200), sets.clean, name, severity)
-                found = score(jnp.asarray(data.normalize(worse, settings.data)))
+                scores = score(jnp.asarray(data.normalize(worse, settings.data)))
             for which in FOLLOWED:
-                if which in found:
+                if which in scores:
                     yield {
                         "part": "shift", "corruption": name, "severity": severity, "score": which,
-                        "accuracy": float((np.asarray(found["class"]) == labels).mean()),
-                        "auroc": float(u.auroc(inside[which], found[which])),
+                        "accuracy": float((np.asarray(scores["class"]) == labels).mean()),
+                        "auroc": float(u.auroc(inside[which], scores[which])),
                     }  # fmt: skip
 
 

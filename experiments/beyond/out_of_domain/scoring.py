@@ -61,11 +61,11 @@ def train(run: Run[Settings], sets: Sets) -> dict[str, Posterior]:
     members = []
     for i in range(settings.members):
         key = jax.random.fold_in(run.key, i)
-        found = fit(
+        fitted_run = fit(
             key, cross_entropy(f), start(key), sets.train, optimizer=adam, epochs=settings.epochs,
             checkpoint=run.work / f"member{i}.safetensors", **shared,
         )  # fmt: skip
-        members.append(found.params)
+        members.append(fitted_run.params)
     _, result = point_then_svi(
         list(jax.random.split(run.key)), f, members[0], sets.train, (0, settings.epochs),
         lambda _: (adam, adam), (run.work / "none", run.work / "svi.safetensors"), shared,
@@ -111,7 +111,7 @@ def fitted(f: Callable[..., Any], params: Any, sets: Sets) -> dict[str, Callable
 def scorer(posterior: Posterior, sets: Sets) -> Callable[[Any], Scores]:
     """Makes a function from images to every score of them, and the predicted classes."""
     f, _ = network()
-    own = [(params, fitted(f, params, sets)) for params in posterior.networks]
+    members = [(params, fitted(f, params, sets)) for params in posterior.networks]
     perturbed = u.odin(f, 100.0, 0.01)
 
     def score(x: Any) -> Scores:
@@ -119,7 +119,7 @@ def scorer(posterior: Posterior, sets: Sets) -> Callable[[Any], Scores]:
         found: Scores = {name: of(posterior.logits(x)) for name, of in OF_LOGITS.items()}
         found |= {name: of(prediction) for name, of in OF_PREDICTION.items()}
         each: list[dict[str, Array]] = []
-        for params, scores in own:
+        for params, scores in members:
             h = inputs_of(f, LAST)(params, x)
             z = f(params, x)
             each.append({name: of(h, z) for name, of in scores.items()})

@@ -146,16 +146,16 @@ def judged(bench: Bench) -> Iterator[Row]:
         yield {"method": "ONNX Runtime", "accuracy": float((theirs.argmax(-1) == truth).mean()),
                "error": error, "files": len(truth)}  # fmt: skip
     for name, logits, arrays in methods(bench):
-        found = _all(logits, arrays, bench.tested)
-        said = np.asarray(jax.nn.softmax(found))
+        scores = _all(logits, arrays, bench.tested)
+        said = np.asarray(jax.nn.softmax(scores))
         right = said.argmax(-1) == truth
         yield {
             "method": name, "accuracy": float(right.mean()), "files": len(truth),
             "agreement": float((said.argmax(-1) == probs.argmax(-1)).mean()),
-            "nll": float(u.nll_from_log(jax.nn.log_softmax(found), numbers)),
+            "nll": float(u.nll_from_log(jax.nn.log_softmax(scores), numbers)),
             "ece": float(u.ece(jnp.asarray(said), numbers)), 
             "bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(arrays)),
-            "error_auroc": float(u.auroc(*(u.msp(found[k]) for k in (right, ~right)))),
+            "error_auroc": float(u.auroc(*(u.msp(scores[k]) for k in (right, ~right)))),
         }  # fmt: skip
 
 
@@ -187,10 +187,10 @@ def timed(bench: Bench, rounds: int) -> Iterator[Row]:
     x = bench.tested.tokens[:1]
     truth, alone = np.asarray(bench.numbers(bench.tested)), bench.logits(bench.tested).argmax(-1)
     calls: dict[str, Callable[[], Any]] = {}
-    made: dict[str, Row] = {}
+    results: dict[str, Row] = {}
     if find_spec("onnxruntime"):
         calls["ONNX Runtime"] = partial(_session(1).run, None, {"bytes": x})
-        made["ONNX Runtime"] = {"size": _path().stat().st_size}
+        results["ONNX Runtime"] = {"size": _path().stat().st_size}
     with contextlib.ExitStack() as stack:
         for name, (g, taken) in {
             "float": (bench.f, bench.params), "8 bits, in codes": bench.codes,
@@ -199,17 +199,17 @@ def timed(bench: Bench, rounds: int) -> Iterator[Row]:
             bundle = deploy(g, (taken, x), target, check=False)
             run = stack.enter_context(bundle.on()).run
             calls[name] = partial(run, x)
-            found = np.stack([_mean(run(one[None])).argmax() for one in bench.tested.tokens])
+            classes = np.stack([_mean(run(one[None])).argmax() for one in bench.tested.tokens])
             size = sum(int(facts["size"]) for facts in bundle.manifest.files.values())
-            made[name] = {
-                "accuracy": float((found == truth).mean()), "size": size,
-                "agreement": float((found == np.asarray(alone)).mean()),
+            results[name] = {
+                "accuracy": float((classes == truth).mean()), "size": size,
+                "agreement": float((classes == np.asarray(alone)).mean()),
                 "error": bundle.check().max_relative_error,
             }  # fmt: skip
         base = next(iter(calls))
         clock = time.process_time
         for name, of in interleaved(calls, rounds, relative_to=base, clock=clock).items():
-            yield {"engine": name, **made[name], **of}
+            yield {"engine": name, **results[name], **of}
 
 
 def _mean(logits: Any) -> Any:

@@ -55,15 +55,15 @@ def read_files(folder: str, count: int) -> tuple[Files, Files]:
         count: The most files of an extension. They are chosen by a hash of their paths, so that a
             disk gives the same ones again.
     """
-    found: dict[str, list[tuple[str, Path]]] = {}
+    by_ending: dict[str, list[tuple[str, Path]]] = {}
     for root in [Path(folder)] if folder else _libraries():
         for path in root.rglob("*.*"):
             ending = path.suffix[1:].lower()
             if (ending in KNOWN or ending in UNSEEN) and path.is_file() and not path.is_symlink():
                 name = hashlib.sha256(str(path.relative_to(root)).encode()).hexdigest()
-                found.setdefault(ending, []).append((name, path))
+                by_ending.setdefault(ending, []).append((name, path))
     known, unseen = (
-        [made for ending in endings for made in _first(sorted(found.get(ending, [])), count)]
+        [made for ending in endings for made in _first(sorted(by_ending.get(ending, [])), count)]
         for endings in (KNOWN, UNSEEN)
     )
     return _stack(known), _stack(unseen)

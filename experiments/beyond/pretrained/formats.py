@@ -110,11 +110,11 @@ def _of_gguf(name: str) -> Method:
             rows = np.ascontiguousarray(leaf if table else leaf.T)
             codes = quantize(rows, kind)
             counted.append(8 * codes.nbytes)
-            found = dequantize(codes, kind)
-            return found if table else np.ascontiguousarray(found.T)
+            values = dequantize(codes, kind)
+            return values if table else np.ascontiguousarray(values.T)
 
-        made = jax.tree_util.tree_map_with_path(one, params)
-        return made, {}, sum(counted) / sum(leaf.size for leaf in jax.tree.leaves(params))
+        converted = jax.tree_util.tree_map_with_path(one, params)
+        return converted, {}, sum(counted) / sum(leaf.size for leaf in jax.tree.leaves(params))
 
     return method
 

@@ -68,9 +68,10 @@ def perplexity(name: str, windows: int, length: int) -> Row:
 
     # Weights are rounded anew in every call, so that several windows share one.
     batches = np.array_split(cut, range(_TOGETHER, len(cut), _TOGETHER))
-    found = [judge(fitted, w[:, :-1], w[:, 1:]) for w in batches]
+    judgements = [judge(fitted, w[:, :-1], w[:, 1:]) for w in batches]
     nll, entropy, right = (
-        np.concatenate([np.ravel(part) for part in parts]) for parts in zip(*found, strict=True)
+        np.concatenate([np.ravel(part) for part in parts])
+        for parts in zip(*judgements, strict=True)
     )
     return {
         "format": name, "perplexity": float(np.exp(nll.mean())), "accuracy": float(right.mean()),
@@ -88,7 +89,7 @@ def decoding(folder: Path, formats: Sequence[str], steps: int, rounds: int) -> I
     target = {**resolve_target("host"), "num-cores": 1}
     prompt = tokenizer.encode(PROMPT)
     one = first_arguments(prompt, steps)
-    made: dict[tuple[str, str], Row] = {}
+    results: dict[tuple[str, str], Row] = {}
     calls: dict[str, Callable[[], Any]] = {}
     for name in formats:
         place = folder / name.replace(" ", "-")
@@ -107,7 +108,7 @@ def decoding(folder: Path, formats: Sequence[str], steps: int, rounds: int) -> I
         # From the folder alone, as a user of the bundle has it.
         bundle = Bundle.load(place)
         speak = functools.partial(_continued, bundle, prompt, steps)
-        made[name, "jaxeff"] = {
+        results[name, "jaxeff"] = {
             "bytes": sum(int(facts["size"]) for facts in bundle.manifest.files.values()),
             "error": bundle.check().max_relative_error,
             "continuation": " ".join(_text(bundle, speak()).split()),
@@ -124,14 +125,14 @@ def decoding(folder: Path, formats: Sequence[str], steps: int, rounds: int) -> I
             words = " ".join(str(error).split())[:_WORDS]
             refused.append({"format": name, "engine": PEERS[engine], "refused": words})
             continue
-        made[name, PEERS[engine]] = {"bytes": size, "continuation": text}
+        results[name, PEERS[engine]] = {"bytes": size, "continuation": text}
         calls["|".join((name, PEERS[engine]))] = continued
     first = "|".join((formats[0], "jaxeff"))
     timed = interleaved(calls, rounds, relative_to=first, clock=time.process_time)
     for key, found in timed.items():
         name, engine = key.split("|")
         count = len(prompt) + steps
-        yield {"format": name, "engine": engine, **made[name, engine],
+        yield {"format": name, "engine": engine, **results[name, engine],
                "per_second": count / found["ms"] * 1e3, **found}  # fmt: skip
     yield from refused
 

@@ -41,11 +41,11 @@ def _write(path: Path, kind: GGMLQuantizationType) -> None:
     plain = GGMLQuantizationType.F32
     for tensor in reader.tensors:
         data = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
-        own = plain if data.ndim < 2 else kind
+        storage = plain if data.ndim < 2 else kind
         if tensor.name == "token_embd.weight" and kind != plain:
-            own = GGMLQuantizationType.Q8_0
-        made = data if own == plain else quantize(data, own)
-        writer.add_tensor(tensor.name, made, raw_dtype=None if own == plain else own)
+            storage = GGMLQuantizationType.Q8_0
+        stored = data if storage == plain else quantize(data, storage)
+        writer.add_tensor(tensor.name, stored, raw_dtype=None if storage == plain else storage)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -18,8 +18,8 @@ def continuing(folder: Path, name: str, prompt: str, steps: int) -> tuple[Callab
     """Returns what continues a prompt greedily in a format, and the bytes of its arrays."""
     del folder
     f, params, _, tokenizer, _ = language.decoder()
-    given = tokenizer.encode(prompt)
-    one = language.first_arguments(given, steps)
+    tokens = tokenizer.encode(prompt)
+    one = language.first_arguments(tokens, steps)
     g, taken = language.converted(f, params, name, one)
     step = functools.partial(language.step_of, g)
     # Arguments that a format doesn't read are kept: they are given by place.
@@ -36,6 +36,6 @@ def continuing(folder: Path, name: str, prompt: str, steps: int) -> tuple[Callab
             logits, *state = main(*weights, np.array([[token]], np.int32), np.int32(1), *state)
             return logits.to_host()
 
-        return tokenizer.decode(list(onnx_steps.greedy(forward, given, steps)))
+        return tokenizer.decode(list(onnx_steps.greedy(forward, tokens, steps)))
 
     return speak, sum(leaf.nbytes for leaf in leaves)

@@ -26,8 +26,8 @@ def continuing(folder: Path, name: str, prompt: str, steps: int) -> tuple[Callab
     session = onnxruntime.InferenceSession(str(path), options)
     value = onnxruntime.OrtValue.ortvalue_from_numpy
     tokenizer = language.decoder().tokenizer
-    given = tokenizer.encode(prompt)
-    first = jax.tree.leaves(language.first_arguments(given, steps))
+    tokens = tokenizer.encode(prompt)
+    first = jax.tree.leaves(language.first_arguments(tokens, steps))
 
     def speak() -> str:
         # Values of its own memory: the cache of a step is what the next one reads.
@@ -40,7 +40,7 @@ def continuing(folder: Path, name: str, prompt: str, steps: int) -> tuple[Callab
             logits, *state = session.run_with_ort_values(list(files.outputs), named)
             return logits.numpy()
 
-        return tokenizer.decode(list(onnx_steps.greedy(forward, given, steps)))
+        return tokenizer.decode(list(onnx_steps.greedy(forward, tokens, steps)))
 
     return speak, path.stat().st_size
 

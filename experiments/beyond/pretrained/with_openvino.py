@@ -25,8 +25,8 @@ def continuing(folder: Path, name: str, prompt: str, steps: int) -> tuple[Callab
     compiled = core.compile_model(core.read_model(str(path)), "CPU", _SET_UP)
     request = compiled.create_infer_request()
     tokenizer = language.decoder().tokenizer
-    given = tokenizer.encode(prompt)
-    first = [np.array(leaf) for leaf in jax.tree.leaves(language.first_arguments(given, steps))]
+    tokens = tokenizer.encode(prompt)
+    first = [np.array(leaf) for leaf in jax.tree.leaves(language.first_arguments(tokens, steps))]
 
     def speak() -> str:
         state = first[2:]
@@ -34,11 +34,11 @@ def continuing(folder: Path, name: str, prompt: str, steps: int) -> tuple[Callab
         def forward(token: int) -> Any:
             nonlocal state
             feeds = [np.array([[token]], np.int32), first[1], *state]
-            found = request.infer(dict(zip(files.inputs, feeds, strict=True)), share_inputs=True)
+            outputs = request.infer(dict(zip(files.inputs, feeds, strict=True)), share_inputs=True)
             # Copies: the request writes its results of the next step to the same memory.
-            logits, *state = (np.array(found[output]) for output in compiled.outputs)
+            logits, *state = (np.array(outputs[output]) for output in compiled.outputs)
             return logits
 
-        return tokenizer.decode(list(onnx_steps.greedy(forward, given, steps)))
+        return tokenizer.decode(list(onnx_steps.greedy(forward, tokens, steps)))
 
     return speak, path.stat().st_size

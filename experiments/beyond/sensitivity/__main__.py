@@ -52,8 +52,8 @@ def correlation(first: dict[str, float], second: dict[str, float]) -> tuple[floa
     a, b = ([values[s] for s in sites] for values in (first, second))
     if len(sites) < 3 or len(set(a)) == 1 or len(set(b)) == 1:
         return np.nan, np.nan, len(sites)
-    found: Any = spearmanr(a, b)
-    return float(found.statistic), float(found.pvalue), len(sites)
+    correlation: Any = spearmanr(a, b)
+    return float(correlation.statistic), float(correlation.pvalue), len(sites)
 
 
 def between_seeds(rows: Sequence[Row], case: str, measure: str) -> float:
@@ -141,12 +141,12 @@ def slots(report: Report) -> Iterator[Row]:
     for case in dict.fromkeys(row["case"] for row in rows):
         walking = by_site(rows, case, WALKING)
         for measure in (WALKING, *MEASURES):
-            found = by_site(rows, case, measure)
-            sites = [s for s in walking if not np.isnan([walking[s], found[s]]).any()]
-            ranks = [rankdata([of[s] for s in sites]).tolist() for of in (walking, found)]
-            known = {"case": case, "rho": correlation(found, walking)[0]}
+            sensitivities = by_site(rows, case, measure)
+            sites = [s for s in walking if not np.isnan([walking[s], sensitivities[s]]).any()]
+            ranks = [rankdata([of[s] for s in sites]).tolist() for of in (walking, sensitivities)]
+            known = {"case": case, "rho": correlation(sensitivities, walking)[0]}
             yield {**known, "ranked": measure, "by walking noise": ranks[0], "rank": ranks[1]}
-            for site, level in found.items():
+            for site, level in sensitivities.items():
                 drawn = level if 0 < level < np.inf else None
                 yield {**known, "measure": measure, "site": site, "level": drawn}
 
@@ -223,8 +223,8 @@ def measure(run: Run[Effort], problem: Sweep) -> list[Row]:
     clean = training.train_clean(bench, epochs=problem.epochs, seeds=settings.networks)
     for i in range(settings.networks):
         model = measures.take((clean.params, clean.state or {}), i)
-        own = jax.random.fold_in(key, i)
-        cheap = lambda i=i: measures.measure_all(own, subject, model, i)  # noqa: B023, E731
+        noise_key = jax.random.fold_in(key, i)
+        cheap = lambda i=i: measures.measure_all(noise_key, subject, model, i)  # noqa: B023, E731
         rows = rows + run.keep(["measures", str(case), i], cheap)
         run.say(f"{case}: cheap measures of network {i + 1} of {settings.networks}")
     return rows

@@ -79,11 +79,11 @@ def divergence(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
     """The level at which a slot's noise moves the predictions by one bit."""
     net, (params, state) = subject.network, model
     x = jnp.asarray(subject.images.train[0][: subject.settings.inputs])
-    found = robustness.kl_sensitivity(
+    sensitivities = robustness.kl_sensitivity(
         key, net.evaluate, params, x, net.slots, jnp.asarray(KL_LEVELS),
         draws=subject.settings.draws, state=state,
     )  # fmt: skip
-    return robustness.tolerated_level(found)
+    return robustness.tolerated_level(sensitivities)
 
 
 def evaluated(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
@@ -91,10 +91,10 @@ def evaluated(key: jax.Array, subject: Subject, model: Model) -> np.ndarray:
     net, (params, state) = subject.network, model
     specs, _ = walking_noise(net.slots, KL_LEVELS, Additive)
     test = jax.tree.map(lambda leaf: leaf[: subject.settings.inputs], subject.images.test)
-    found = robustness.noisy_accuracy(
+    accuracies = robustness.noisy_accuracy(
         key, net.evaluate, params, test, specs, repeats=1, state=state
     )
-    curves = np.asarray(found[0]).reshape(len(net.slots), len(KL_LEVELS))
+    curves = np.asarray(accuracies[0]).reshape(len(net.slots), len(KL_LEVELS))
     fits = [robustness.fit_midpoint(KL_LEVELS, c, chance=CHANCE, scale="log") for c in curves]
     return np.array([midpoint_level(fit) for fit in fits])
 
@@ -205,11 +205,11 @@ def read(path: Path, problem: Sweep, network: Network) -> list[Row]:
         Refused: The file isn't that study's, or lacks some of the slots.
     """
     try:
-        found = json.loads(path.read_text())["midpoints"]
+        midpoints = json.loads(path.read_text())["midpoints"]
     except (OSError, json.JSONDecodeError, KeyError) as error:
         raise Refused(f"{path} is no JSON of the walking-noise study: {error}") from error
     wanted = (str(problem.case), "add", "layers")
-    fits = {m["site"]: m for m in found if (m["case"], m["kind"], m["where"]) == wanted}
+    fits = {m["site"]: m for m in midpoints if (m["case"], m["kind"], m["where"]) == wanted}
     if not fits:
         return []
     missing = [site for site in network.slots if site not in fits]

@@ -141,9 +141,9 @@ class Bench:
 
     def adapters(self, key: jax.Array) -> Any:
         """Starts adapters, beside the parameters that stay."""
-        own = init_lora(key, self.f, self.params, self.train[0][:1], self.spec)
+        adapters = init_lora(key, self.f, self.params, self.train[0][:1], self.spec)
         # Parameters, too: as constants of the function XLA would compute with them as it compiles.
-        return {"frozen": self.params, "adapters": own}
+        return {"frozen": self.params, "adapters": adapters}
 
     @functools.cached_property
     def adapted(self) -> Callable[..., Any]:
@@ -161,9 +161,9 @@ def _alone(bench: Bench) -> Forms:
 
 
 def _head(bench: Bench) -> Forms:
-    g, own = untied(bench.f, bench.params, bench.train[0][:1], HEAD)
+    g, untied_params = untied(bench.f, bench.params, bench.train[0][:1], HEAD)
     posterior = bayes.laplace(
-        jax.random.key(0), g, own, bench.few, HEAD, "diag" if _large(bench) else "kron",
+        jax.random.key(0), g, untied_params, bench.few, HEAD, "diag" if _large(bench) else "kron",
         batch_size=4 if _large(bench) else 20,
     )  # fmt: skip
     count = bench.settings.samples
@@ -304,12 +304,12 @@ def rows(run: Run[Settings], method: str) -> Iterator[Row]:
 def _errors(said: dict[str, Any]) -> Row:
     """Quality of next tokens, and whether the wrong ones are those that a method is unsure of."""
     right = said["right"].ravel()
-    found = {"accuracy": float(right.mean()), "nll": float(said["nll"].mean())}
+    quality = {"accuracy": float(right.mean()), "nll": float(said["nll"].mean())}
     for kind in ("total", "epistemic"):
         score = said[kind].ravel()
-        found[f"{kind}_auroc"] = float(u.auroc(score[right], score[~right]))
-        found[f"{kind}_aurc"] = float(u.aurc(score, jnp.asarray(~right, jnp.float32)))
-    return found
+        quality[f"{kind}_auroc"] = float(u.auroc(score[right], score[~right]))
+        quality[f"{kind}_aurc"] = float(u.aurc(score, jnp.asarray(~right, jnp.float32)))
+    return quality
 
 
 def _risk(said: dict[str, Any]) -> Row:
@@ -323,9 +323,9 @@ def _price(bench: Bench, one: Callable[..., Any], params: Any) -> float:
     x, y = (tokens[0] for tokens in bench.asked[INSIDE])
     # The decoder alone is asked the same questions: entropies of a small decoder's tokens take
     # longer than its logits.
-    _, (logits, own) = next(_alone(bench))
+    _, (logits, posterior) = next(_alone(bench))
     calls = {
-        "alone": functools.partial(_asking(logits), own, x, y),
+        "alone": functools.partial(_asking(logits), posterior, x, y),
         "this": functools.partial(one, params, x, y),
     }
     return interleaved(calls, bench.settings.rounds, relative_to="alone")["this"]["ratio"]
@@ -370,10 +370,10 @@ def over_alone(report: Report) -> Iterator[Row]:
 def coloured(report: Report) -> Iterator[Panel]:
     """Paints letters on what two methods say of them, each on one scale for all texts."""
     shown = {"decoder alone": "total", "ensemble of adapters": "epistemic"}
-    found = [row for row in where(part="letters")(report) if row["method"] in shown]
-    for row in sorted(found, key=lambda row: row["text"]):
+    letters = [row for row in where(part="letters")(report) if row["method"] in shown]
+    for row in sorted(letters, key=lambda row: row["text"]):
         kind = shown[row["method"]]
-        most = max(max(r[kind]) for r in found if r["method"] == row["method"])
+        most = max(max(r[kind]) for r in letters if r["method"] == row["method"])
         title = f"{row['text']}: {kind}, {row['method']} (0 to {most:.2g} nats)"
         yield painted(title, functools.partial(_letters, row, kind, most), xticks=[], yticks=[])
 

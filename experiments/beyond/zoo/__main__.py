@@ -105,9 +105,9 @@ def cells(run: Run[Settings]) -> list[Row]:
 def counts(report: Report) -> list[Table]:
     """How many cells have each status, in a column per transform."""
     rows = report.rows
-    found = Counter((row["status"], name) for row in rows for name in (row["column"], "all"))
+    counts = Counter((row["status"], name) for row in rows for name in (row["column"], "all"))
     lines = [
-        {"status": status, **{c: found[status, c] for c in (*_columns(report), "all")}}
+        {"status": status, **{c: counts[status, c] for c in (*_columns(report), "all")}}
         for status in dict.fromkeys(row["status"] for row in rows)
     ]
     models = len({row["model"] for row in rows})
@@ -121,17 +121,19 @@ def _columns(report: Report) -> list[str]:
 
 def matrix(report: Report) -> list[Table]:
     """A row per model and a column per transform."""
-    found = {(row["model"], row["column"]): row for row in report.rows}
+    by_cell = {(row["model"], row["column"]): row for row in report.rows}
     columns = _columns(report)
     rows = [
-        {"model": model, **{c: _short(found.get((model, c))) for c in columns}}
-        for model in dict.fromkeys(model for model, _ in found)
+        {"model": model, **{c: _short(by_cell.get((model, c))) for c in columns}}
+        for model in dict.fromkeys(model for model, _ in by_cell)
     ]
     others = [r for r in report.rows if r["status"] != "right"]
     words = [{key: r[key] for key in ("model", "column", "status", "words")} for r in others]
     tables = [Table.from_rows("what each transform makes of each model", rows)]
-    made = [row for row in report.rows if row.get("megabytes") is not None]
-    files = [{key: row[key] for key in ("model", "column", "megabytes", "times")} for row in made]
+    with_files = [row for row in report.rows if row.get("megabytes") is not None]
+    files = [
+        {key: row[key] for key in ("model", "column", "megabytes", "times")} for row in with_files
+    ]
     if files:
         tables.append(Table.from_rows("megabytes of files, and times of calls over XLA's", files))
     return [*tables, Table.from_rows("and why not", words)] if words else tables

@@ -65,7 +65,7 @@ def integer(s: Subject) -> Cell:
     spec = calibrate(s.f, s.params, [s.args], {LINEAR: Int(8)}).spec
     g = jaxeff.integer(s.f, spec)
     codes = g.convert(s.params, *s.args)
-    found, near, exact = (
+    propagated, near, exact = (
         np.concatenate([np.ravel(y).astype(np.float64) for y in jax.tree.leaves(made)])
         for made in (
             jax.jit(g)(codes, *s.args),
@@ -73,7 +73,7 @@ def integer(s: Subject) -> Cell:
             jax.jit(s.f)(s.params, *s.args),
         )
     )
-    usual, most = np.median(np.abs(found - near)), np.abs(found - near).max()
+    usual, most = np.median(np.abs(propagated - near)), np.abs(propagated - near).max()
     same = usual <= _DIGITS * np.abs(near).max() and most <= np.abs(near - exact).max()
     words = f"differs by {usual:.2g} (median), {most:.2g} (largest)"
     return Cell("right" if same else "wrong", share_in_codes(s, codes), words)
@@ -96,7 +96,7 @@ def variances(s: Subject, draws: int, **settings: Any) -> tuple[np.ndarray, np.n
     What is random to neither, such as slots of a cache that are passed on, is left out.
     """
     posterior = _posterior(s)
-    found = jax.jit(jaxeff.moments(s.f, **settings))(posterior, *s.args)
+    propagated = jax.jit(jaxeff.moments(s.f, **settings))(posterior, *s.args)
 
     flat, tree = ravel_pytree(s.params)
 
@@ -106,16 +106,18 @@ def variances(s: Subject, draws: int, **settings: Any) -> tuple[np.ndarray, np.n
         return s.f(tree(flat + noise), *s.args)
 
     drawn = jax.jit(jax.vmap(draw))(jax.random.split(_KEY, draws))
-    pairs = zip(jax.tree.leaves(found, is_leaf=is_gaussian), jax.tree.leaves(drawn), strict=True)
+    pairs = zip(
+        jax.tree.leaves(propagated, is_leaf=is_gaussian), jax.tree.leaves(drawn), strict=True
+    )
     both = [
         np.stack([np.ravel(v) for v in (g.var, y.var(0), y.mean(0), _kurtosis(y))])
         for g, y in pairs
         if is_gaussian(g)
     ]
-    found, sampled, means, kurtosis = np.concatenate(both, 1)
+    propagated, sampled, means, kurtosis = np.concatenate(both, 1)
     # Draws of what isn't random differ by the rounding of their mean at most.
-    some = (found != 0) | (sampled > (_DIGITS * means) ** 2)
-    return found[some], sampled[some], np.sqrt((kurtosis[some] - 1) / draws)
+    some = (propagated != 0) | (sampled > (_DIGITS * means) ** 2)
+    return propagated[some], sampled[some], np.sqrt((kurtosis[some] - 1) / draws)
 
 
 def _kurtosis(y: jax.Array) -> jax.Array:
@@ -123,8 +125,8 @@ def _kurtosis(y: jax.Array) -> jax.Array:
 
 
 def _variance_ratio(s: Subject, **settings: Any) -> Cell:
-    found, sampled, _ = variances(s, _DRAWS, **settings)
-    ratios = found / sampled
+    propagated, sampled, _ = variances(s, _DRAWS, **settings)
+    ratios = propagated / sampled
     if not np.isfinite(ratios).all():
         return Cell("wrong", None, "a variance that is no number")
     ratio = float(np.median(ratios))
@@ -145,9 +147,9 @@ def linear(s: Subject) -> Cell:
 def verdict(s: Subject) -> Cell:
     """`moments_check` says whether the moment pass is right; the number is its ratio."""
     # All arguments at once: a batch may be spread over several, which are split together.
-    found = jaxeff.moments_check(_KEY, lambda p, args: s.f(p, *args), _posterior(s), s.args)
-    ratio = None if found.ratio is None else float(found.ratio.median)
-    return Cell("right", ratio, found.advice)
+    ratios = jaxeff.moments_check(_KEY, lambda p, args: s.f(p, *args), _posterior(s), s.args)
+    ratio = None if ratios.ratio is None else float(ratios.ratio.median)
+    return Cell("right", ratio, ratios.advice)
 
 
 def pruned(s: Subject) -> Cell:
@@ -174,9 +176,9 @@ def pruned(s: Subject) -> Cell:
 def ensemble(s: Subject) -> Cell:
     """Each member computes what its parameters do."""
     g, members = jaxeff.ensemble(_KEY, s.f, s.params, {s.last: Members(3)})
-    found = jax.jit(g)(members, *s.args)
+    outputs = jax.jit(g)(members, *s.args)
     each = [jax.jit(s.f)(g.member(members, i), *s.args) for i in range(3)]
-    return judged(apart(found, jax.tree.map(lambda *ys: jnp.stack(ys), *each)), 1e-5)
+    return judged(apart(outputs, jax.tree.map(lambda *ys: jnp.stack(ys), *each)), 1e-5)
 
 
 def analog(s: Subject) -> Cell:
@@ -184,16 +186,16 @@ def analog(s: Subject) -> Cell:
     tile = Crossbar(
         rows=64, columns=64, input_bits=12, weight_bits=11, output_bits=24, gain=0.03, signed=True
     )
-    found = jax.jit(jaxeff.analog(s.f, {LINEAR: tile}))(_KEY, s.params, *s.args)
-    return judged(apart(found, jax.jit(s.f)(s.params, *s.args)), 0.05)
+    outputs = jax.jit(jaxeff.analog(s.f, {LINEAR: tile}))(_KEY, s.params, *s.args)
+    return judged(apart(outputs, jax.jit(s.f)(s.params, *s.args)), 0.05)
 
 
 def _over_xla(s: Subject, call: Callable[[], Any]) -> float:
     # CPU time, so that what else the machine does costs little; so an engine's threads count too.
     f = jax.jit(s.f)
     calls = {"xla": lambda: f(s.params, *s.args), "other": call}
-    found = interleaved(calls, rounds=5, relative_to="xla", clock=time.process_time)
-    return found["other"]["ratio"]
+    times = interleaved(calls, rounds=5, relative_to="xla", clock=time.process_time)
+    return times["other"]["ratio"]
 
 
 def _megabytes(path: Path) -> float:
@@ -207,12 +209,12 @@ def deploy(s: Subject) -> Cell:
 
     with tempfile.TemporaryDirectory() as folder:
         bundle = deploy(s.f, (s.params, *s.args), path=Path(folder) / "bundle", check=False)
-        found = bundle.check()
+        verdict = bundle.check()
         with bundle.on("local") as runner:
             times = _over_xla(s, lambda: runner.run(*s.args))
         size = _megabytes(Path(folder) / "bundle")
-    status = "right" if found.passed else "wrong"
-    return Cell(status, float(found.max_abs_error), megabytes=size, times=times)
+    status = "right" if verdict.passed else "wrong"
+    return Cell(status, float(verdict.max_abs_error), megabytes=size, times=times)
 
 
 def a72(s: Subject) -> Cell:
@@ -223,8 +225,8 @@ def a72(s: Subject) -> Cell:
         bundle = deploy(
             s.f, (s.params, *s.args), target="cortex-a72", path=Path(folder) / "bundle", check=False
         )
-        found = bundle.check("emulated")
-    return Cell("right" if found.passed else "wrong", float(found.max_abs_error))
+        verdict = bundle.check("emulated")
+    return Cell("right" if verdict.passed else "wrong", float(verdict.max_abs_error))
 
 
 CORES = (
@@ -247,22 +249,22 @@ def _on(core: str) -> Callable[[Subject], Cell]:
                 bundle = deploy(
                     g, (codes, *s.args), target=core, path=Path(folder) / "bundle", check=False
                 )
-                found = bundle.check(f"emulated:{core}")
+                verdict = bundle.check(f"emulated:{core}")
             except (ToolchainError, BoardError) as error:
                 # A board without its emulator says so for it.
                 if not isinstance(error.__cause__ or error, ToolchainError):
                     raise
                 return Cell("absent", None, str(error))
-        return Cell("right" if found.passed else "wrong", float(found.max_abs_error))
+        return Cell("right" if verdict.passed else "wrong", float(verdict.max_abs_error))
 
     return on_core
 
 
 def _of_file(s: Subject, file: Any, call: Callable[[dict[str, np.ndarray]], Any]) -> Cell:
     """Judges, times and weighs a file by the results of an engine that has loaded it."""
-    given = dict(zip(file.inputs, map(np.asarray, jax.tree.leaves(s.args)), strict=True))
-    cell = judged(apart(call(given), jax.tree.leaves(s.alone)), 1e-4)
-    times = _over_xla(s, lambda: call(given))
+    feeds = dict(zip(file.inputs, map(np.asarray, jax.tree.leaves(s.args)), strict=True))
+    cell = judged(apart(call(feeds), jax.tree.leaves(s.alone)), 1e-4)
+    times = _over_xla(s, lambda: call(feeds))
     return dataclasses.replace(cell, megabytes=_megabytes(Path(file.path)), times=times)
 
 

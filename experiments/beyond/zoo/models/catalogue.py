@@ -65,8 +65,8 @@ def _sequence() -> tuple[Any, ...]:
 def _cached() -> tuple[Any, ...]:
     """One new token after five, whose keys and values are given."""
     empty = _DECODER.empty_cache(2, 8)
-    given = jax.tree.map(lambda a: a.at[:, :5].set(_normal(2, 5, *a.shape[2:])), empty[:2])
-    return _tokens(2, 1), empty._replace(keys=given[0], values=given[1], length=jnp.array(5))
+    cache = jax.tree.map(lambda a: a.at[:, :5].set(_normal(2, 5, *a.shape[2:])), empty[:2])
+    return _tokens(2, 1), empty._replace(keys=cache[0], values=cache[1], length=jnp.array(5))
 
 
 def _edges() -> tuple[Any, ...]:
