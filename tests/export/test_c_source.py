@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 
@@ -155,10 +156,37 @@ def test_processors_without_a_target_compile_it(command, source, tmp_path):
     assert made.stat().st_size
 
 
+def test_integers_keep_their_bits_on_threads_and_with_a_file_of_parameters(integer, tmp_path):
+    bundle = deploy(*integer)
+    library = bundle.export_c(tmp_path / "net", source=True, threads=2, embed=False)
+    assert "static const" not in (library.folder / "net.c").read_text()
+    assert (library.folder / "net_parameters.bin").stat().st_size == library.sizes.parameters
+    same_bits(library, None, *integer)
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_products_and_sums_are_rounded_apart_under_any_standard(compiler, tmp_path):
+    """Arduino's, Zephyr's and other builds take GNU C, which fuses them by itself."""
+    require(compiler, "objdump")
+    if platform.machine() != "x86_64":
+        pytest.skip("the flag is that of x86-64")
+    bundle = deploy(lambda w, x: x @ w + 1, (jnp.arange(64.0).reshape(8, 8), jnp.ones((1, 8))))
+    folder = bundle.export_c(tmp_path / "net", source=True).folder
+    gnu = ("-std=gnu11", "-O2", "-march=x86-64-v3")
+    call(compiler, *gnu, *STRICT[1:], "-c", "net.c", "-o", "net.o", folder=folder)
+    code = call("objdump", "-d", "net.o", folder=folder)
+    assert "mulss" in code or "mulps" in code
+    assert "vfm" not in code
+
+
 def test_what_source_has_no_form_for_is_refused(integer, tmp_path, monkeypatch):
     bundle = deploy(*integer)
-    for setting in ({"threads": 2}, {"embed": False}, {"style": "arduino"}):
-        with pytest.raises(CLibraryError, match="source=True is one C file"):
+    for setting, message in (
+        ({"threads": 0}, "there has to be one, the caller's"),
+        ({"style": "arduino", "embed": False}, "leave embed=True"),
+        ({"style": "zephyr", "threads": 2}, "leave threads at 1"),
+    ):
+        with pytest.raises(CLibraryError, match=message):
             bundle.export_c(tmp_path / "net", source=True, **setting)
     # Weights that were packed are kept as they were up to a limit.
     monkeypatch.setattr(building, "MOST_UNPACKED", 100)

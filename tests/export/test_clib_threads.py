@@ -146,26 +146,42 @@ def test_a_padded_image_is_a_threads_own(tmp_path):
         assert ours.tobytes() == np.ascontiguousarray(other).tobytes()
 
 
-def test_callers_at_the_same_time_under_the_thread_sanitizer(bundle, tmp_path):
+@pytest.mark.parametrize("source", [False, True], ids=["archive", "source"])
+def test_callers_at_the_same_time_under_the_thread_sanitizer(bundle, tmp_path, source):
     require("gcc")
-    library = bundle.export_c(tmp_path / "net", threads=3)
+    library = bundle.export_c(tmp_path / "net", threads=3, source=source)
     (tmp_path / "user.c").write_text(CALLERS)
-    files = ("user.c", library.folder / "net.c", library.folder / "libnet.a", "-lm", "-pthread")
+    archives = [] if source else [library.folder / "libnet.a"]
+    files = ("user.c", library.folder / "net.c", *archives, "-lm", "-pthread")
     flags = ("-std=c11", *STRICT, "-g", "-O1", "-fsanitize=thread", "-I", library.folder)
     call("gcc", *flags, *files, "-o", "user", folder=tmp_path)
     call("./user", folder=tmp_path)
 
 
 @pytest.mark.slow
-def test_readme_cmake_and_cpp(bundle, tmp_path):
-    library = bundle.export_c(tmp_path / "net", threads=2, embed=False)
+def test_threads_of_c99_source(bundle, tmp_path):
+    one, two = (
+        bundle.export_c(tmp_path / str(n), name="net", threads=n, source=True) for n in (1, 2)
+    )
+    assert "share(threads, 1, inputs, outputs, at);" in (two.folder / "net.c").read_text()
+    for a, b in zip(ExampleProgram(one, None).run(), ExampleProgram(two, None).run(), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [False, True], ids=["archive", "source"])
+def test_readme_cmake_and_cpp(bundle, tmp_path, source):
+    library = bundle.export_c(tmp_path / "net", threads=2, embed=False, source=source)
     build, run = instructions(library.folder)
     call(*build.split(), folder=library.folder)
     assert "as JAX computed" in call(*run.split(), folder=library.folder)
     for compiler in ("gcc", "clang"):
         require(compiler)
-        for source in ("net.c", "main.c"):
-            call(compiler, "-std=c11", *STRICT, "-c", source, folder=library.folder)
+        for file, standard in (
+            ("net.c", "-std=c99" if source else "-std=c11"),
+            ("main.c", "-std=c11"),
+        ):
+            call(compiler, standard, *STRICT, "-c", file, folder=library.folder)
     (tmp_path / "user.cpp").write_text('#include "net.h"\n')
     call("g++", *STRICT, "-I", library.folder, "-c", "user.cpp", folder=tmp_path)
     require("cmake")

@@ -61,8 +61,18 @@ ZEPHYR = """
 cmake_minimum_required(VERSION 3.20)
 project(app C CXX)
 add_library(zephyr_interface INTERFACE)
+add_library(app_libraries INTERFACE)
 function(zephyr_include_directories)
     target_include_directories(zephyr_interface INTERFACE ${ARGN})
+endfunction()
+function(zephyr_library_named name)
+    set(ZEPHYR_CURRENT_LIBRARY ${name} PARENT_SCOPE)
+    add_library(${name} STATIC)
+    target_link_libraries(${name} PUBLIC zephyr_interface)
+    target_link_libraries(app_libraries INTERFACE ${name} m)
+endfunction()
+function(zephyr_library_sources)
+    target_sources(${ZEPHYR_CURRENT_LIBRARY} PRIVATE ${ARGN})
 endfunction()
 function(zephyr_library_import name path)
     add_library(${name} STATIC IMPORTED GLOBAL)
@@ -72,7 +82,7 @@ endfunction()
 set(CONFIG_NET y)
 add_subdirectory(net/zephyr)
 add_executable(app main.cpp)
-target_link_libraries(app PRIVATE zephyr_interface)
+target_link_libraries(app PRIVATE zephyr_interface app_libraries)
 """
 
 
@@ -88,8 +98,8 @@ def bundle():
 
 @pytest.fixture
 def packed(bundle, tmp_path):
-    def pack(style: str) -> CLibrary:
-        library = bundle.export_c(tmp_path / "net", style=style)
+    def pack(style: str, source: bool = False) -> CLibrary:
+        library = bundle.export_c(tmp_path / "net", style=style, source=source)
         # The example and its facts are those of any library.
         facts = json.loads((library.folder / "library.json").read_text())
         assert facts["format"] == "jaxeff-c-library"
@@ -138,10 +148,11 @@ def test_state_threads_and_parameters_of_the_class(tmp_path):
     assert call("./user", folder=tmp_path).split() == ["3", "5", "7", "7", "5"]
 
 
-def test_arduino(packed, tmp_path):
-    """Its library specification: src on the include path, src/{build.mcu} searched, ldflags."""
+@pytest.mark.parametrize("source", [False, True], ids=["archive", "source"])
+def test_arduino(packed, tmp_path, source):
+    """Its library specification: src compiled and included, src/{build.mcu} searched, ldflags."""
     require("g++")
-    folder = packed("arduino").folder
+    folder = packed("arduino", source).folder
     properties = dict(
         line.split("=", 1) for line in (folder / "library.properties").read_text().splitlines()
     )
@@ -150,15 +161,35 @@ def test_arduino(packed, tmp_path):
         "name", "version", "author", "maintainer", "sentence", "paragraph", "category", "url",
         "architectures",
     }  # fmt: skip
-    assert properties["precompiled"] == "true"
-    (archive,) = (folder / "src").glob("*/*.a")
+    code = ["-x", "c", *(folder / "src").rglob("*.c"), "-x", "none"]
+    if source:
+        assert "precompiled" not in properties
+        assert len(code) == 5
+    else:
+        assert properties["precompiled"] == "true"
+        (archive,) = (folder / "src").glob("*/*.a")
+        code = ["-L", archive.parent, *properties["ldflags"].split()]
     sketch = folder / "examples/net_example/net_example.ino"
     # A sketch is C++ with Arduino's own header before it, and main() around it.
     program = ARDUINO + sketch.read_text() + "int main() { setup(); loop(); }\n"
     (tmp_path / "sketch.cpp").write_text(program)
-    flags = ("-std=gnu++11", "-I", folder / "src", "sketch.cpp", "-L", archive.parent)
-    call("g++", *flags, *properties["ldflags"].split(), "-o", "user", folder=tmp_path)
+    flags = ("-I", folder / "src", "sketch.cpp")
+    call("g++", *flags, *code, "-lm", "-o", "user", folder=tmp_path)
     assert call("./user", folder=tmp_path).startswith("status 0")
+
+
+@pytest.mark.slow
+def test_platformio_of_source(packed, tmp_path):
+    """Its manifest: one file of srcDir is compiled, nothing else."""
+    require("g++")
+    folder = packed("platformio", source=True).folder
+    build = json.loads((folder / "library.json").read_text())["build"]
+    assert build.keys() == {"srcFilter", "includeDir", "srcDir", "flags"}
+    assert build["srcFilter"] == "-<*> +<net.c>"
+    code = ("-x", "c", folder / build["srcDir"] / "net.c", "-x", "none")
+    flags = ("-I", folder / build["includeDir"], "main.cpp", *code, *build["flags"].split())
+    call("g++", *flags, "-o", "user", folder=tmp_path)
+    assert call("./user", folder=tmp_path) == "3 5 7\n"
 
 
 @pytest.mark.slow
@@ -187,10 +218,11 @@ def test_platformio(packed, tmp_path):
 
 
 @pytest.mark.slow
-def test_zephyr(packed, tmp_path):
-    """Its module: files where module.yml says, and a CMake file whose two calls CMake makes."""
+@pytest.mark.parametrize("source", [False, True], ids=["archive", "source"])
+def test_zephyr(packed, tmp_path, source):
+    """Its module: files where module.yml says, and a CMake file whose calls CMake makes."""
     require("cmake")
-    folder = packed("zephyr").folder
+    folder = packed("zephyr", source).folder
     lines = (folder / "zephyr/module.yml").read_text().splitlines()
     found = {key.strip(): value.strip() for key, value in (line.split(":") for line in lines)}
     assert found == {"name": "net", "build": "", "cmake": "zephyr", "kconfig": "zephyr/Kconfig"}
@@ -238,6 +270,19 @@ def test_no_link_leads_out_of_a_package(tmp_path):
     (tmp_path / "net/src").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError, match="lists: src"):
         require_absent(tmp_path / "net", "mark", lambda content: [content.decode()])
+
+
+def test_a_pack_of_source_asks_for_no_processor(packed, tmp_path):
+    library = packed("cmsis-pack", source=True)  # this machine is no Cortex
+    with zipfile.ZipFile(library.folder / "jaxeff.net.1.0.0.pack") as file:
+        file.extractall(tmp_path / "pack")
+    package = ET.parse(tmp_path / "pack/jaxeff.net.pdsc").getroot()
+    files = {entry.get("name"): entry.get("category") for entry in package.iter("file")}
+    assert files == {"net.h": "header", "net.hpp": "header", "net.c": "sourceC"}
+    assert (tmp_path / "pack/net.c").read_text() == (library.folder / "net.c").read_text()
+    assert not [*package.iter("condition"), *package.iter("require")]
+    (component,) = package.iter("component")
+    assert component.get("condition") is None
 
 
 @pytest.mark.slow

@@ -338,7 +338,8 @@ class Bundle(files.BundleFolder):
             system; the same bits for any number.
           style: the build system that the folder is a package for: ``"cmake"``, ``"arduino"``,
             ``"platformio"``, ``"zephyr"`` or ``"cmsis-pack"``.
-          source: whether kernels are C99 source in place of machine code, all in one file.
+          source: whether kernels are C99 source in place of machine code, all in one file, which a
+            package then has in place of the archive.
 
         Returns:
           The library, with what it takes of memories in ``.sizes``.

@@ -199,8 +199,11 @@ class _KernelWriter:
         for variable in function.params:
             const = "" if variable in changed else "const "
             element = getattr(variable.ty, "element_type", None)
-            if element is None:
-                raise self._refused(f"an argument {variable.name} that is no pointer")
+            if element is None:  # the turns of a loop that threads share
+                name = self._new(variable.name)
+                self._names[variable] = name
+                parameters.append(f"{self._type(_dtype(variable))} {name}")
+                continue
             kind = self._type(str(element.dtype))
             name, argument = self._new(variable.name), self._new(f"{variable.name}_at")
             self._names[variable], self._kinds[variable] = name, str(element.dtype)
@@ -261,7 +264,8 @@ class _KernelWriter:
             case "While":
                 self._while(node)
             case "IfThenElse":
-                with self._block(f"if ({self._number(node.condition, 0)})"):
+                # clang takes doubled brackets around a comparison for a mistake.
+                with self._block(f"if {_bracketed(self._number(node.condition, 0))}"):
                     self._statement(node.then_case)
                 if node.else_case is not None:
                     with self._block("else"):
@@ -330,8 +334,7 @@ class _KernelWriter:
     def _while(self, node: tirx.While) -> None:
         # What the condition computes in steps of its own belongs into every turn.
         with self._block("for (;;)"):
-            condition = self._number(node.condition, 0)
-            self._line(f"if (!({condition}))")
+            self._line(f"if (!{_bracketed(self._number(node.condition, 0))})")
             self._line("    break;")
             self._statement(node.body)
 
@@ -560,7 +563,7 @@ class _KernelWriter:
             return f"({condition} ? {parts[0][1]} : {parts[1][1]})"
         name = self._new("v")
         self._line(f"{self._type(dtype)} {name};")
-        for head, (lines, text) in zip((f"if ({condition})", "else"), parts, strict=True):
+        for head, (lines, text) in zip((f"if {_bracketed(condition)}", "else"), parts, strict=True):
             with self._block(head):
                 self._lines += lines
                 self._line(f"{name} = {text};")
@@ -626,18 +629,17 @@ def _reads_elsewhere(node: tirx.BufferStore, roots: Mapping[Any, Any]) -> bool:
 
 
 def _enclosed(text: str) -> str:
-    simple = text.isidentifier() or (text.startswith("(") and _one(text))
-    return text if simple else f"({text})"
+    return text if text.isidentifier() else _bracketed(text)
 
 
-def _one(text: str) -> bool:
-    """Tells whether the first bracket closes at the very end."""
+def _bracketed(text: str) -> str:
+    """Puts a text in brackets, unless its first one closes at the very end."""
     depth = 0
     for at, sign in enumerate(text):
         depth += (sign == "(") - (sign == ")")
         if depth == 0:
-            return at == len(text) - 1
-    return False
+            return text if at and at == len(text) - 1 else f"({text})"
+    return f"({text})"
 
 
 def _pointer_of(data: Any) -> Any:

@@ -185,7 +185,7 @@ def compile_kernels(
 
 
 def kernels_in_c(
-    mod: tvm.IRModule, where: Target, prefix: str, stack: int = STACK_BYTES
+    mod: tvm.IRModule, where: Target, prefix: str, threads: int = 1, stack: int = STACK_BYTES
 ) -> tuple[list[str], Mapping[str, CKernel]]:
     """Writes the kernels of a scheduled module as C99 source.
 
@@ -196,7 +196,7 @@ def kernels_in_c(
         CLibraryError: if a kernel has arrays whose sizes are not known, or what C99 has not.
     """
     # For TVM's own kind of C, elementary functions stay what they are and are no intrinsics.
-    finished, kernels = _lowered(mod, where, Target("c"), prefix, 1, stack)
+    finished, kernels = _lowered(mod, where, Target("c"), prefix, threads, stack)
     return write_kernels(finished), kernels
 
 

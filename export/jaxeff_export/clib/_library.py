@@ -149,13 +149,10 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
             else f"threads={order.threads}: {order.target_name} has no operating system that would "
             "run them; leave threads at 1"
         )
-    if order.source and (order.threads > 1 or not order.embed or order.style != "cmake"):
-        raise CLibraryError(
-            "source=True is one C file that has its parameters, runs on its caller's thread and is "
-            "a part of any project: leave embed, threads and style at their defaults"
-        )
     core = targets.name_of(order.target)
-    require_style(order.style, core, embed=order.embed, threads=order.threads)
+    require_style(
+        order.style, None if order.source else core, embed=order.embed, threads=order.threads
+    )
     with atomic_folder(path, FACTS, own_files) as folder:
         library, sizes, needs = _compile(order, tools, folder)
         # Without `-o` and a name, which whoever builds it adds.
@@ -164,8 +161,7 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
         )[:-2]
         _write_example(order, library, tools, sizes, folder)
         facts: dict[str, Any] = {"format": "jaxeff-c-library"}
-        if not order.source:
-            facts |= facts_of(order.style, _pack(order, library, tools, core, folder))
+        facts |= facts_of(order.style, _pack(order, library, tools, core, folder))
         written = [
             entry.relative_to(folder).as_posix() for entry in folder.rglob("*") if entry.is_file()
         ]
@@ -267,7 +263,7 @@ def _compile(
         workspace = Path(temporary)
         lines = None
         if order.source:
-            lines, kernels = lowering.kernels_in_c(module, where, n, stack)
+            lines, kernels = lowering.kernels_in_c(module, where, n, order.threads, stack)
         else:
             kernels = lowering.compile_kernels(
                 module, where, n, workspace / "kernels.o", order.threads, stack
@@ -291,12 +287,12 @@ def _compile(
         write_atomically(folder / f"{n}.c", codegen.driver.source(library))
         objects.compile_c(tools, folder / f"{n}.c", workspace / "driver.o", c99=order.source)
         code = _code_files(order, tools, module, workspace)
-        # Of source they are constants beside the code, without gaps between them.
-        values = library.parameters.values.values()
-        parameters = len(library.parameters.blob)
-        parameters = sum(v.nbytes for v in values) if order.source else parameters
+        # In source they are constants beside the code, without gaps between them.
+        beside = order.source and order.embed
+        packed = library.parameters
+        parameters = sum(v.nbytes for v in packed.values.values()) if beside else len(packed.blob)
         sizes = Sizes(
-            code=objects.code_size(tools, code) - (parameters if order.source else 0),
+            code=objects.code_size(tools, code) - (parameters if beside else 0),
             parameters=parameters,
             workspace=library.memory.size,
             live=library.memory.live,
@@ -306,16 +302,18 @@ def _compile(
         # Before parameters are written and linked: a library that doesn't fit is never finished.
         if order.limited:
             _require_room(order, sizes)
-        if order.source:
-            needs = objects.require_self_contained(tools, workspace / "driver.o")
-            return library, sizes, needs
-        _write_parameters(library, workspace if order.embed else folder, arm=_is_arm(order))
-        if order.embed:
+        if not beside:
+            where_to = workspace if order.embed else folder
+            symbol = f"{n}_parameters"
+            _write_block(order, where_to, symbol, symbol, packed.blob, packed.alignment)
+        if order.embed and not order.source:
             objects.compile_c(tools, workspace / f"{n}_parameters.S", workspace / "parameters.o")
             code.append(workspace / "parameters.o")
-        objects.archive(tools, code, folder / f"lib{n}.a")
-    # A symbol that nobody has would show at the user's linker, and name no operation.
-    needs = objects.require_self_contained(tools, folder / f"lib{n}.a", threads=order.threads > 1)
+        files = workspace / "driver.o" if order.source else folder / f"lib{n}.a"
+        if not order.source:
+            objects.archive(tools, code, files)
+        # A symbol that nobody has would show at the user's linker, and name no operation.
+        needs = objects.require_self_contained(tools, files, threads=order.threads > 1)
     return library, sizes, needs
 
 
@@ -368,11 +366,13 @@ def _pack(
     folder: Path,
 ) -> Package:
     """Writes the header for C++, and what the style adds to the folder."""
-    n = order.name
-    write_atomically(folder / f"{n}.hpp", cpp_header(library))
-    headers = {name: (folder / name).read_text() for name in (f"{n}.h", f"{n}.hpp")}
-    archive = (folder / f"lib{n}.a").read_bytes()
-    package = Package(library, core, tools.flags, archive, headers)
+    n, hpp = order.name, cpp_header(library)
+    # Of source there is a file and its header, unless a package has the one for C++ too.
+    if not order.source or order.style != "cmake":
+        write_atomically(folder / f"{n}.hpp", hpp)
+    headers = {f"{n}.h": (folder / f"{n}.h").read_text(), f"{n}.hpp": hpp}
+    code = f"{n}.c" if order.source else f"lib{n}.a"
+    package = Package(library, core, tools.flags, code, (folder / code).read_bytes(), headers)
     for name, content in package_files(order.style, package).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, content)
@@ -384,11 +384,16 @@ def _is_arm(order: LibraryParts) -> bool:
     return targets.target_machine(order.target).startswith(("arm", "thumb"))
 
 
-def _write_parameters(library: codegen.driver.Library, folder: Path, *, arm: bool) -> None:
-    symbol, parameters = f"{library.name}_parameters", library.parameters
-    write_atomically(folder / f"{symbol}.bin", parameters.blob)
-    text = codegen.assembly(symbol, f"{symbol}.bin", parameters.alignment, arm=arm)
-    write_atomically(folder / f"{symbol}.S", text)
+def _write_block(
+    order: LibraryParts, folder: Path, file: str, symbol: str, blob: bytes, alignment: int
+) -> None:
+    """Writes bytes as a file, and beside it what links them into a program."""
+    write_atomically(folder / f"{file}.bin", blob)
+    if order.source:
+        write_atomically(folder / f"{file}.c", codegen.example.block_c(symbol, blob, alignment))
+    else:
+        text = codegen.assembly(symbol, f"{file}.bin", alignment, arm=_is_arm(order))
+        write_atomically(folder / f"{file}.S", text)
 
 
 def _write_example(
@@ -399,16 +404,10 @@ def _write_example(
     folder: Path,
 ) -> None:
     recorded = codegen.example.record(order.arguments, order.expected)
-    write_atomically(folder / "recorded.bin", recorded.blob)
-    if order.source:
-        write_atomically(
-            folder / "recorded.c", codegen.example.recorded_c(order.name, recorded.blob)
-        )
-    else:
-        text = codegen.assembly(
-            f"{order.name}_recorded", "recorded.bin", library.memory.alignment, arm=_is_arm(order)
-        )
-        write_atomically(folder / "recorded.S", text)
+    _write_block(
+        order, folder, "recorded", f"{order.name}_recorded", recorded.blob,
+        library.memory.alignment,
+    )  # fmt: skip
     write_atomically(folder / "main.c", codegen.example.main_c(library, recorded, order.tolerances))
     core = targets.name_of(order.target)
     readme = codegen.example.readme(library, tools, core, order.target, sizes)

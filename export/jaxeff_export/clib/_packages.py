@@ -22,6 +22,8 @@ Zephyr: a module, which ``west`` or ``ZEPHYR_EXTRA_MODULES`` finds by ``zephyr/m
 PlatformIO: a ``library.json`` and the script that names the archive to its linker. A manifest can
 say where headers lie, and has no field for an archive: the script adds it. The file is the one that
 a library's own facts stand in already; PlatformIO leaves keys alone that it does not know.
+
+Of C99 source each package has the file in place of the archive, and compiles it for any processor.
 """
 
 import dataclasses
@@ -46,20 +48,27 @@ class Package:
         library: what its C was written from.
         core: LLVM's name of the processor.
         flags: what names the processor to the compiler.
-        archive: content of the archive.
+        file: name of what has the code: the archive, or the C source.
+        code: its content.
         headers: content of the headers by name.
     """
 
     library: driver.Library
     core: str
     flags: tuple[str, ...]
-    archive: bytes
+    file: str
+    code: bytes
     headers: dict[str, str]
 
     @property
     def name(self) -> str:
         """The library's name."""
         return self.library.name
+
+    @property
+    def source(self) -> bool:
+        """Whether it is C source."""
+        return self.library.kernel_source is not None
 
     @property
     def sentence(self) -> str:
@@ -171,6 +180,20 @@ def cmsis_pack(package: Package) -> Mapping[str, str | bytes]:
         raise CLibraryError(
             f"style='cmsis-pack' takes names of {LEAST} to {MOST} letters, and {n!r} has {len(n)}"
         )
+    # Source is for any processor and compiler: nothing has to hold for it.
+    category = "sourceC" if package.source else "library"
+    # LLVM's cortex-m0plus is Cortex-M0+ there.
+    core = f"Cortex-{package.core.removeprefix('cortex-').replace('plus', '+').upper()}"
+    conditions = [
+        "  <conditions>",
+        '    <condition id="processor">',
+        "      <description>The processor that the archive is for.</description>",
+        f'      <require Dcore="{core}"/>',
+        '      <accept Tcompiler="GCC"/>',
+        '      <accept Tcompiler="CLANG"/>',
+        "    </condition>",
+        "  </conditions>",
+    ]
     description = render(
         "pack.pdsc",
         vendor=VENDOR,
@@ -178,12 +201,15 @@ def cmsis_pack(package: Package) -> Mapping[str, str | bytes]:
         NAME=package.library.upper,
         version=VERSION,
         sentence=escape(package.sentence),
-        # LLVM's cortex-m0plus is Cortex-M0+ there.
-        core=f"Cortex-{package.core.removeprefix('cortex-').replace('plus', '+').upper()}",
-        headers=[f'        <file category="header" name="{h}"/>' for h in sorted(package.headers)],
+        conditions=[] if package.source else conditions,
+        condition="" if package.source else ' condition="processor"',
+        files=[
+            *(f'        <file category="header" name="{h}"/>' for h in sorted(package.headers)),
+            f'        <file category="{category}" name="{package.file}"/>',
+        ],
     )
     pdsc = f"{VENDOR}.{n}.pdsc"
-    content: dict[str, str | bytes] = {pdsc: description, f"lib{n}.a": package.archive}
+    content: dict[str, str | bytes] = {pdsc: description, package.file: package.code}
     content |= package.headers
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
@@ -208,9 +234,10 @@ def arduino(package: Package) -> Mapping[str, str | bytes]:
         # Not one platform's alone: many of them have boards with the same core.
         "architectures": "*",
         "includes": f"{n}.hpp",
-        "precompiled": "true",
-        "ldflags": f"-l{n} -lm",
     }
+    if not package.source:
+        properties |= {"precompiled": "true", "ldflags": f"-l{n} -lm"}
+    place = "src" if package.source else f"src/{package.core}"
     text = "".join(f"{key}={value}\n" for key, value in properties.items())
     arrays = [*package.library.passed, *package.library.returned]
     taken = {field.name for field in package.library.passed}
@@ -224,7 +251,7 @@ def arduino(package: Package) -> Mapping[str, str | bytes]:
     headers = {f"src/{name}": content for name, content in package.headers.items()}
     return {
         "library.properties": text,
-        f"src/{package.core}/lib{n}.a": package.archive,
+        f"{place}/{package.file}": package.code,
         f"examples/{n}_example/{n}_example.ino": sketch,
         **headers,
     }
@@ -234,14 +261,19 @@ def zephyr(package: Package) -> Mapping[str, str | bytes]:
     """Writes the module's description, its CMake file and its option."""
     n, u = package.name, package.library.upper
     depends = []
-    if package.core.startswith("cortex-"):
+    if package.core.startswith("cortex-") and not package.source:
         # Arguments in registers of the floating-point unit are an interface of its own: without
         # it nothing would link.
         core = package.core.upper().replace("-", "_")
         depends = [f"\tdepends on CPU_{core}"]
         if "-mfloat-abi=hard" in package.flags:
             depends.append("\tdepends on FPU && FP_HARDABI")
-    values = {"name": n, "NAME": u, "depends": depends, "made_for": package.library.made_for}
+    path = f'"${{CMAKE_CURRENT_LIST_DIR}}/../{package.file}"'
+    code = [f"    zephyr_library_import({n} {path})"]
+    if package.source:
+        code = [f"    zephyr_library_named({n})", f"    zephyr_library_sources({path})"]
+    values: dict[str, Any] = {"name": n, "NAME": u, "depends": depends, "code": code}
+    values["made_for"] = package.library.made_for
     return {
         f"zephyr/{file}": render(template, **values)
         for file, template in (
@@ -256,12 +288,17 @@ SCRIPT = "platformio_link.py"
 
 
 def platformio(package: Package) -> Mapping[str, str | bytes]:
-    """Writes the script; `manifest` has the keys."""
-    return {SCRIPT: render(SCRIPT, name=package.name)}
+    """Writes the script, which an archive needs; `manifest` has the keys."""
+    return {} if package.source else {SCRIPT: render(SCRIPT, name=package.name)}
 
 
 def manifest(package: Package) -> dict[str, Any]:
     """Makes the keys of ``library.json`` that PlatformIO reads."""
+    # Sources are in the archive already: none is compiled.
+    build = {"srcFilter": "-<*>", "includeDir": ".", "srcDir": ".", "extraScript": SCRIPT}
+    if package.source:
+        build = {"srcFilter": f"-<*> +<{package.file}>", "includeDir": ".", "srcDir": "."}
+        build["flags"] = "-lm"
     return {
         "name": package.name,
         "version": VERSION,
@@ -269,8 +306,7 @@ def manifest(package: Package) -> dict[str, Any]:
         "headers": sorted(package.headers),
         "frameworks": "*",
         "platforms": "*",
-        # Sources are in the archive already: none is compiled.
-        "build": {"srcFilter": "-<*>", "includeDir": ".", "srcDir": ".", "extraScript": SCRIPT},
+        "build": build,
     }
 
 
@@ -286,16 +322,24 @@ STYLES = tuple(_WRITERS)
 """Names of the styles."""
 
 
-def require_style(style: str, core: str, *, embed: bool, threads: int) -> None:
+def require_style(style: str, core: str | None, *, embed: bool, threads: int) -> None:
     """Refuses a style that there isn't, or that has no place for such a library.
 
+<<<<<<< HEAD
     `core` is LLVM's name of the processor; `embed` says whether the archive has the parameters.
+=======
+    Args:
+        style: its name.
+        core: LLVM's name of the processor; None of source, which is for any.
+        embed: whether the archive has the parameters.
+        threads: how many threads share loops.
+>>>>>>> f5481e8f (C99 source takes threads, a file of parameters and every package; it tells compilers to round products and sums apart)
     """
     if style not in STYLES:
         raise CLibraryError(f"no style {style!r}; there are {', '.join(STYLES)}")
     if style == "cmake":
         return
-    # These packages are an archive and headers: nothing in them loads a file or links threads.
+    # These packages are code and headers: nothing in them loads a file or links threads.
     if not embed:
         raise CLibraryError(
             f"style={style!r} has no place for a file of parameters; leave embed=True, or take "
@@ -305,7 +349,7 @@ def require_style(style: str, core: str, *, embed: bool, threads: int) -> None:
         raise CLibraryError(
             f"style={style!r} links no threads; leave threads at 1, or take style='cmake'"
         )
-    if style == "cmsis-pack":
+    if style == "cmsis-pack" and core is not None:
         require_arm(core)
 
 

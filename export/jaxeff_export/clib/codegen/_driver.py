@@ -237,12 +237,11 @@ def source(library: Library) -> str:
             *body,
         ]
         copies += ["    if (threads != NULL)", "        pthread_mutex_unlock(&threads->taken);"]
+    declared = []
     if library.kernel_source is not None:
         declared = _source_of_kernels(library)
     elif library.embedded and library.parameters.blob:
         declared = [f"extern const unsigned char {n}_parameters[];"]
-    else:
-        declared = []
     if library.kernel_source is None:
         declared += [line for name in _used(library) for line in _declarations(library, name)]
     unpacked = []
@@ -305,7 +304,7 @@ def _places(library: Library) -> dict[int, str]:
         places[number] = field.within("inputs")
     for number, offset in library.parameters.offsets.items():
         places[number] = f"{n}_parameters + {offset}"
-    if library.kernel_source is not None:
+    if library.kernel_source is not None and library.embedded:
         owners = library.parameters.owners
         places |= {number: _constant_name(owner) for number, owner in owners.items()}
     return places
@@ -317,10 +316,17 @@ def _constant_name(number: int) -> str:
 
 def _source_of_kernels(library: Library) -> list[str]:
     """Writes all that the calls need into one file: parameters and kernels."""
-    values = library.parameters.values
+    values = library.parameters.values if library.embedded else {}
     return [
         "#include <float.h>",
         "#include <math.h>",
+        "",
+        "/* Products and sums are rounded apart, whatever standard it is compiled by. */",
+        "#if defined(__clang__)",
+        "#pragma STDC FP_CONTRACT OFF",
+        "#elif defined(__GNUC__)",
+        '#pragma GCC optimize("fp-contract=off")',
+        "#endif",
         "",
         "/* Places of the workspace hold numbers of one type now and of another later. */",
         "#if defined(__GNUC__)",

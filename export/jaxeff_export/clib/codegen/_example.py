@@ -57,12 +57,12 @@ def record(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Recor
     return RecordedCall(bytes(blob), tuple(places[: len(inputs)]), tuple(places[len(inputs) :]))
 
 
-def recorded_c(name: str, blob: bytes) -> str:
-    """Writes the block as C, of a processor whose numbers begin with their lowest byte."""
+def block_c(symbol: str, blob: bytes, alignment: int) -> str:
+    """Writes a block of bytes as C, of a processor whose numbers begin with their lowest byte."""
     size = max(1, len(blob))
     lines = [f"    {', '.join(map(str, blob[i : i + 20]))}," for i in range(0, len(blob), 20)]
-    head = f"_Alignas({_ALIGNMENT}) const unsigned char {name}_recorded[{size}] = {{"
-    declared = f"extern const unsigned char {name}_recorded[{size}];"
+    head = f"_Alignas({alignment}) const unsigned char {symbol}[{size}] = {{"
+    declared = f"extern const unsigned char {symbol}[{size}];"
     return "\n".join([declared, head, *(lines or ["    0,"]), "};", ""])
 
 
@@ -190,10 +190,10 @@ def _linker_script(template: str, board: targets.BoardMemory) -> str:
 
 def example_sources(library: Library) -> list[str]:
     """Lists the files of the example."""
-    if library.kernel_source is not None:
-        return ["main.c", "recorded.c", f"{library.name}.c"]
-    more = [] if library.embedded else [f"{library.name}_parameters.S"]
-    return ["main.c", "recorded.S", *more]
+    ending = "S" if library.kernel_source is None else "c"
+    more = [] if library.embedded else [f"{library.name}_parameters.{ending}"]
+    more += [] if library.kernel_source is None else [f"{library.name}.c"]
+    return ["main.c", f"recorded.{ending}", *more]
 
 
 def example_command(
@@ -269,8 +269,8 @@ Arguments are rounded to codes, which have no NaN: a call with NaN in one of the
     if library.kernel_source is not None:
         what, archive = f"C99, {n}.c and {n}.h, no runtime", "file"
         refused += """
-Floats have JAX's bits where products and sums are not fused: GCC and clang keep them apart with
-`-std=c99` or `-ffp-contract=off`.
+Floats have JAX's bits where products and sums are not fused: the file tells GCC and clang to keep
+them apart, other compilers may need an option.
 """
     section = f", in the section `.rodata.{n}_parameters`"
     section = section if library.kernel_source is None else ""
@@ -314,7 +314,7 @@ The example replays a recorded call and compares with what JAX computed:
 
 
 def cmake(library: Library, tools: targets.CToolchain, machine: str) -> str:
-    """Writes ``CMakeLists.txt``: the library as an imported target, and the example."""
+    """Writes ``CMakeLists.txt``: the library as a target, and the example."""
     n = library.name
     flags = " ".join(tools.flags)
     assembled = " ".join(name for name in example_sources(library) if name.endswith(".S"))
