@@ -302,19 +302,29 @@ def _compile(
         # Before parameters are written and linked: a library that doesn't fit is never finished.
         if order.limited:
             _require_room(order, sizes)
-        if not beside:
-            where_to = workspace if order.embed else folder
-            symbol = f"{n}_parameters"
-            _write_block(order, where_to, symbol, symbol, packed.blob, packed.alignment)
-        if order.embed and not order.source:
-            objects.compile_c(tools, workspace / f"{n}_parameters.S", workspace / "parameters.o")
-            code.append(workspace / "parameters.o")
-        files = workspace / "driver.o" if order.source else folder / f"lib{n}.a"
-        if not order.source:
-            objects.archive(tools, code, files)
+        compiled = _linked(order, library, tools, code, workspace, folder)
         # A symbol that nobody has would show at the user's linker, and name no operation.
-        needs = objects.require_self_contained(tools, files, threads=order.threads > 1)
+        needs = objects.require_self_contained(tools, compiled, threads=order.threads > 1)
     return library, sizes, needs
+
+
+def _linked(
+    order: LibraryParts, library: codegen.driver.Library, tools: targets.CToolchain,
+    code: list[Path], workspace: Path, folder: Path,
+) -> Path:  # fmt: skip
+    """Writes the parameters and the archive, and returns the file that has the compiled code."""
+    symbol, packed = f"{order.name}_parameters", library.parameters
+    if not (order.source and order.embed):
+        where = workspace if order.embed else folder
+        _write_block(order, where, symbol, symbol, packed.blob, packed.alignment)
+    if order.source:
+        return workspace / "driver.o"
+    if order.embed:
+        objects.compile_c(tools, workspace / f"{symbol}.S", workspace / "parameters.o")
+        code = [*code, workspace / "parameters.o"]
+    path = folder / f"lib{order.name}.a"
+    objects.archive(tools, code, path)
+    return path
 
 
 def _require_room(order: LibraryParts, sizes: Sizes) -> None:

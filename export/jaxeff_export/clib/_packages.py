@@ -325,15 +325,8 @@ STYLES = tuple(_WRITERS)
 def require_style(style: str, core: str | None, *, embed: bool, threads: int) -> None:
     """Refuses a style that there isn't, or that has no place for such a library.
 
-<<<<<<< HEAD
-    `core` is LLVM's name of the processor; `embed` says whether the archive has the parameters.
-=======
-    Args:
-        style: its name.
-        core: LLVM's name of the processor; None of source, which is for any.
-        embed: whether the archive has the parameters.
-        threads: how many threads share loops.
->>>>>>> f5481e8f (C99 source takes threads, a file of parameters and every package; it tells compilers to round products and sums apart)
+    `core` is LLVM's name of the processor, None of source, which is for any; `embed` says whether
+    the parameters are part of the code.
     """
     if style not in STYLES:
         raise CLibraryError(f"no style {style!r}; there are {', '.join(STYLES)}")
