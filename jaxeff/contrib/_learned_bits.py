@@ -45,7 +45,7 @@ class BayesianBits(numerics.BaseQuantizer):
         price * sum_b b prod_(c <= b) q_c
 
     For bit operations give each layer a price in proportion to its multiply-accumulates. Where
-    `deterministic`, gates with 1 - q < .34 are open and the others closed, as at test time; the
+    `hard`, gates with 1 - q < .34 are open and the others closed, as at test time; the
     value is then that of one grid of the width that follows: 0 (pruned), 2, 4, 8, 16 or 32 bits.
 
     Sharp edges:
@@ -61,7 +61,7 @@ class BayesianBits(numerics.BaseQuantizer):
         kept: phi of z_2, one for each channel. Open: 6.
         signed: Whether there are values below zero. Open: for weights there are, for activations if
             one is negative.
-        deterministic: Whether gates are open or closed instead of drawn; needs no key.
+        hard: Whether gates are open or closed instead of drawn; needs no key.
 
     Raises:
         TypeError, ValueError: A number is out of bounds, a choice is unknown, or there are other

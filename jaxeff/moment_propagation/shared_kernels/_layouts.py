@@ -169,9 +169,6 @@ def _after(node: Node, layout: Axes) -> Axes | None:
     return after if kept <= set(after) and not repeats else None
 
 
-_FEW_TAPS = 25
-
-
 @dataclass(frozen=True)
 class PositionContraction:
     """A contraction of channels that is the same at all positions, in the canonical layout.
@@ -347,6 +344,9 @@ class PositionContraction:
             rows = windows.reshape(batch, places, -1)
             products = rows @ kernels.reshape(batch, rows.shape[-1], -1)
         return products.reshape(like.shape)
+
+
+_FEW_TAPS = 25  # a kernel of 5 by 5
 
 
 def over_taps(x: Array) -> Array:

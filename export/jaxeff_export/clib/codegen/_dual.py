@@ -1,4 +1,8 @@
-"""The C of integer layers of Cortex-M4 and later: a function for each form of a layer in use."""
+"""The C of integer layers of Cortex-M4 and later: a function for each form of a layer in use.
+
+The functions are macros of the template `dual.c`, filled in by what `DualFunction` describes: C for
+every form, and assembler beside it for layers that end in bytes, as most do.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,15 @@ _RESULTS["float"] = "FLOATS"
 
 def source(functions: Mapping[str, DualFunction]) -> str:
     """Writes the functions."""
-    layers, quick = [], {}
+    layers: list[str] = []
+    assembler: dict[str, str] = {}  # by name: layers of several forms share one
     for name, function in functions.items():
         if function.kind == "quantized":
             layers.append(f"QUANTIZED({name}, {function.clamp.upper()})")
             continue
-        block = _quick(function)
-        if block is not None:
-            quick[block[0]] = block[1]
+        loop = _assembler(function)
+        if loop is not None:
+            assembler[loop[0]] = loop[1]
         settings = (
             function.kind,
             function.finer,
@@ -35,16 +40,19 @@ def source(functions: Mapping[str, DualFunction]) -> str:
             function.clamp.upper(),
             function.part,
             function.bits,
-            f"(any_function *){block[0]}" if block else "0",
+            f"(any_function *){loop[0]}" if loop else "0",
         )
         layers.append(f"LAYER({', '.join(map(str, (name, *settings)))})")
     widths = sorted({f.bits for f in functions.values() if f.bits < _BYTE})
     packed = [f"PACKED({bits})" for bits in widths]
-    return render("dual.c", layers=layers, quick=list(quick.values()), packed=packed)
+    return render("dual.c", layers=layers, quick=list(assembler.values()), packed=packed)
 
 
-def _quick(function: DualFunction) -> tuple[str, str] | None:
-    """Names and writes the assembler of a layer that ends in bytes; None if there is none."""
+def _assembler(function: DualFunction) -> tuple[str, str] | None:
+    """Names and writes the assembler of a layer that ends in bytes; None if there is none.
+
+    Units of its sums are 2^finer times smaller than a product's: what goes in is shifted up.
+    """
     ends = function.result, function.shortcut, function.clamp, function.part
     # Most layers: what they end in is in the assembler of their sums.
     if ends != ("codes", "none", "byte", 0):
