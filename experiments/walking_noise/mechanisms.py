@@ -115,9 +115,9 @@ DRAWS = 3
 def repetition(bench: Bench, row: Repetition, walked: Midpoints) -> Row:
     """One row of the table: a network trained without noise, tested with.
 
-    Three guided lists are tested: the source's own; one of midpoints of walking noise, networks
-    trained with noise in one slot at a time, as in the source, where it is walked; and one of ours,
-    from the midpoints of the same networks under noise at evaluation, which costs no training.
+    Three guided lists are tested: the source's own; one of midpoints of networks that are trained
+    with noise in one slot at a time, where it is walked; and one of midpoints of the same networks
+    under noise at evaluation, which costs no training.
     """
     network, images = bench.network, bench.images
     trained = train_clean(bench, epochs=row.epochs, seeds=row.seeds)
