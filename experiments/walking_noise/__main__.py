@@ -31,8 +31,8 @@ from experiments.walking_noise import (
 DRAWN = 5000
 """Values of a slot in the histograms, spread evenly over those of all images."""
 DIFFERENCES = (
-    "executions are guided by midpoints of networks that are trained with noise in a slot, which the "
-    "size walks it through: MLPs by default, all in full; and by those of noise at evaluation only, "
+    "executions are guided by midpoints of networks that are trained with noise in a slot, which "
+    "the size walks it through: MLPs by default, all in full; and by those of noise at evaluation, "
     "of networks trained without, on training images. The source has both kinds of networks, and "
     "doesn't say which of them guide its table",
     "midpoints of walking noise are those of accuracies on the test images, which score the table",
