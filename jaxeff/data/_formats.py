@@ -39,7 +39,6 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import numpy as np
 from jaxtyping import Int, UInt8
 
@@ -278,9 +277,12 @@ def _bilinear(size: int, new_size: int) -> np.ndarray:
 
     Its shape is ``[new_size, size]``.
     """
-    # On the host even where an accelerator is JAX's default, whose rounding may differ.
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return np.asarray(jax.image.resize(np.eye(size), (new_size, size), "bilinear"))
+    # In NumPy: XLA rounds JAX's resize by how it compiles it, and some grey levels with it.
+    scale = np.float32(size) / np.float32(new_size)
+    centres = (np.arange(new_size, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+    pixels = np.arange(size, dtype=np.float32)
+    weights = np.maximum(np.float32(0), 1 - np.abs(centres[:, None] - pixels))
+    return np.asarray(weights / weights.sum(1, keepdims=True))
 
 
 def _patches(grey: np.ndarray) -> np.ndarray:

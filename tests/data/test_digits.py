@@ -1,9 +1,10 @@
+import jax
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
 from jaxeff import data
-from jaxeff.data._formats import frame
+from jaxeff.data._formats import _bilinear, frame
 
 
 @pytest.mark.slow
@@ -18,6 +19,16 @@ def test_split_is_fixed_stratified_and_complete():
     together = np.concatenate([digits.train_images, digits.test_images])
     expected = frame(load_digits().images)
     np.testing.assert_array_equal(_sorted_rows(together), _sorted_rows(expected))
+
+
+def test_images_are_the_same_where_float64_is_on():
+    images = load_digits().images
+    expected = frame(images)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(frame(images), expected)
+    resized = jax.image.resize(np.eye(8, dtype=np.float32), (20, 8), "bilinear")
+    # A unit in the last place of the largest coordinate, which two roundings may differ by.
+    np.testing.assert_allclose(_bilinear(8, 20), resized, atol=2 * np.spacing(np.float32(8)))
 
 
 def test_frame_keeps_constants_and_has_a_black_border():
