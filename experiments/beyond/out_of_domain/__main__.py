@@ -56,6 +56,7 @@ CLAIMS = (
     h.Claim(
         "{posterior}: AUROC of ViM on {outside}", "auroc", h.at_least(0.9), of=detected,
         needs="default", when=lambda row: row["score"] == "ViM" and row["kind"] == "far",
+        regardless=("corruptions", "severities"),
     ),
 )  # fmt: skip
 
