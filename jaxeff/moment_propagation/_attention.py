@@ -134,20 +134,53 @@ def _moments(axes: AxisLetters, arrays: Mapping[str, Array]) -> Gaussian:
     v, _ = _apart(arrays["v"], axes.v, axes.softmax)
 
     def weighted(weights: Array, values: Array) -> Array:
-        return _sum(axes.centre, (axes.scores, weights), (axes.v, values))
+        return sum_of(axes.centre, (axes.scores, weights), (axes.v, values))
 
     o = weighted(p, v)
     var = jnp.zeros_like(o)
     if unshared is not None:
         a = p * p * unshared
-        total = _sum(axes.centre, (axes.scores, a), (axes.centre, o * o))
+        total = sum_of(axes.centre, (axes.scores, a), (axes.centre, o * o))
         var += jnp.maximum(weighted(a, v * v) - 2 * weighted(a, v) * o + total, 0)
     if "q_var" in arrays:
         var += _of_queries(axes, arrays, p, v, o)
     if "v_var" in arrays:
         var += weighted(jnp.minimum(p * p * (1 + spread), p), arrays["v_var"])
     moments = weighted(p, arrays["v"]), var
-    return Gaussian(*(_sum(axes.result, (axes.centre, a)) for a in moments))
+    return Gaussian(*(sum_of(axes.result, (axes.centre, a)) for a in moments))
+
+
+def mean_slopes(
+    axes: AxisLetters, arrays: Mapping[str, Array], queries: Array, keys: Array
+) -> list[tuple[str, Array]]:
+    """Computes what noise of a feature moves the mean of results by, for queries and for keys.
+
+    Args:
+        axes: The axes of all arrays.
+        arrays: `scores`, `slope`, `q`, `k` and `v`, as `attention` takes them.
+        queries: What one unit of the noise moves each query by, shaped like these.
+        keys: The same of keys.
+
+    Returns:
+        For each of the two the letters of its axes, features of both ends last, and the slopes.
+    """
+    v, _ = _apart(arrays["v"], axes.v, axes.softmax)
+    p = jax.nn.softmax(arrays["scores"], _softmax_axes(axes))
+    weights = axes.scores, p * arrays["slope"]
+    o = axes.centre, sum_of(axes.centre, (axes.scores, p), (axes.v, v))
+    each = "".join(a for a in axes.rows if a in axes.k)
+    to, by_key = each + axes.features + _without(axes.v, axes.scores), axes.k
+    by_query = axes.rows + axes.features
+    count = arrays["q"].size // math.prod(arrays["q"].shape[axes.q.index(a)] for a in each)
+    count //= math.prod(arrays["q"].shape[axes.q.index(a)] for a in axes.features)
+    slopes = []
+    for q, k in ((queries, arrays["k"]), (arrays["q"], keys)):
+        read = sum_of(by_key, weights, (axes.q, q)) * k
+        centre = sum_of(by_query, weights, (axes.k, k))
+        of_values = sum_of(to, (by_key, read), (axes.v, v))
+        of_centre = sum_of(to, (axes.q, q), (by_query, centre), o)
+        slopes.append((to, (of_values - of_centre) / count))
+    return slopes
 
 
 def _own_variances(axes: AxisLetters, arrays: Mapping[str, Array]) -> Array | None:
@@ -155,7 +188,7 @@ def _own_variances(axes: AxisLetters, arrays: Mapping[str, Array]) -> Array | No
     unshared = arrays.get("bias_var")
     if "k_var" in arrays:
         power = arrays["q"] * arrays["q"] + arrays.get("q_var", 0)
-        product = _sum(axes.scores, (axes.q, power), (axes.k, arrays["k_var"]))
+        product = sum_of(axes.scores, (axes.q, power), (axes.k, arrays["k_var"]))
         product = arrays["slope"] * arrays["slope"] * product
         unshared = product if unshared is None else unshared + product
     return unshared
@@ -172,11 +205,11 @@ def _spread(axes: AxisLetters, arrays: Mapping[str, Array], unshared: Array | No
         # (k - mean k)^2 multiplied out, so that no array has scores and features.
         k, _ = _apart(arrays["k"], axes.k, axes.softmax)
         rows, query = axes.rows + axes.features, (axes.q, arrays["q_var"])
-        centre = _sum(rows, (axes.scores, p), (axes.k, k))
-        cross = _sum(rows, query, (rows, centre))
-        shared = _sum(axes.scores, query, (axes.k, k * k))
-        shared -= 2 * _sum(axes.scores, (rows, cross), (axes.k, k))
-        shared += jnp.expand_dims(_sum(axes.rows, (rows, cross), (rows, centre)), along)
+        centre = sum_of(rows, (axes.scores, p), (axes.k, k))
+        cross = sum_of(rows, query, (rows, centre))
+        shared = sum_of(axes.scores, query, (axes.k, k * k))
+        shared -= 2 * sum_of(axes.scores, (rows, cross), (axes.k, k))
+        shared += jnp.expand_dims(sum_of(axes.rows, (rows, cross), (rows, centre)), along)
         spread += arrays["slope"] * arrays["slope"] * jnp.maximum(shared, 0)
     return _LARGEST * jnp.tanh(spread / _LARGEST)
 
@@ -196,20 +229,20 @@ def _of_queries(
         signs = _signs(tuple(sizes[a] for a in axes.features), o.dtype)
         probe = _PROBE + axes.q
         std = arrays["q_var"] * inverse_std(arrays["q_var"])
-        probes = _sum(probe, (_PROBE + axes.features, signs), (axes.q, std))
-        keys = _sum(_PROBE + axes.scores, (probe, probes), (of_keys, keys))
-        common = _sum(_PROBE + axes.rows, (probe, probes), (of_common, common))
+        probes = sum_of(probe, (_PROBE + axes.features, signs), (axes.q, std))
+        keys = sum_of(_PROBE + axes.scores, (probe, probes), (of_keys, keys))
+        common = sum_of(_PROBE + axes.rows, (probe, probes), (of_common, common))
         of_keys, of_common, over = _PROBE + axes.scores, _PROBE + axes.rows, _PROBE
     weights = axes.scores, p * arrays["slope"]
     to, values = over + axes.centre, (axes.v, v)
-    centre = over + axes.rows, _sum(over + axes.rows, weights, (of_keys, keys))
+    centre = over + axes.rows, sum_of(over + axes.rows, weights, (of_keys, keys))
     # Where the slope is one number for a row of scores, what its keys have in common cancels.
-    rest = _sum(axes.centre, weights, values) - _sum(axes.centre, weights, (axes.centre, o))
-    slopes = _sum(to, weights, (of_keys, keys), values) - _sum(to, centre, (axes.centre, o))
-    slopes += _sum(to, (of_common, common), (axes.centre, rest))
+    rest = sum_of(axes.centre, weights, values) - sum_of(axes.centre, weights, (axes.centre, o))
+    slopes = sum_of(to, weights, (of_keys, keys), values) - sum_of(to, centre, (axes.centre, o))
+    slopes += sum_of(to, (of_common, common), (axes.centre, rest))
     if not exact:
         return jnp.mean(slopes * slopes, 0)
-    return _sum(axes.centre, (axes.q, arrays["q_var"]), (to, slopes * slopes))
+    return sum_of(axes.centre, (axes.q, arrays["q_var"]), (to, slopes * slopes))
 
 
 def _signs(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
@@ -221,7 +254,7 @@ def _signs(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     return jnp.asarray(mixed.reshape(_PROBES, *shape), dtype)
 
 
-def _sum(to: str, *operands: tuple[str, Array]) -> Array:
+def sum_of(to: str, *operands: tuple[str, Array]) -> Array:
     """Multiplies arrays by their axes' letters, and sums over the axes that the result hasn't."""
     letters = ",".join(of for of, _ in operands)
     # Scores may have an axis of one entry that neither queries nor keys have, by a mask with the
@@ -301,7 +334,7 @@ def attention_moments(layer: AttentionLayer, values: Sequence[Any]) -> list[Gaus
         if value not in means:
             nodes = behind(layer.nodes, value)
             (means[value],) = run_nodes(nodes, list(means), list(means.values()), [value])
-    arrays = _scores(layer, means, random)
+    arrays = scores_of(layer, means, random)
     for name, value in operands.items():
         arrays[name] = means[value]
         if value in random:
@@ -313,7 +346,7 @@ def attention_moments(layer: AttentionLayer, values: Sequence[Any]) -> list[Gaus
     return [map_linear(lambda a: a.reshape(result.shape).astype(result.dtype), y)]
 
 
-def _scores(
+def scores_of(
     layer: AttentionLayer, means: Mapping[Value, Array], random: Mapping[Value, Gaussian]
 ) -> dict[str, Array]:
     """Evaluates the scores, their slope, and the variance of their biases."""

@@ -140,7 +140,8 @@ class Propagation:
         form: Moments that layers pass to each other, "variance" or "raw".
         note: Called for each place where independence is assumed.
         differentiable: Whether derivatives pass through variances; not those by expected slopes.
-        shared: Whether noise of a kernel that positions share is followed to their mean.
+        shared: Whether noise of a kernel that positions share is followed to their mean;
+            "attention": through attention as well.
         gaps: Gets the first covariance gap of each pattern.
         expected_slopes: Whether derivatives of its results are expected slopes.
     """
@@ -149,7 +150,7 @@ class Propagation:
     form: str
     note: dependence.Note
     differentiable: bool = True
-    shared: bool = False
+    shared: bool | str = False
     gaps: Gaps = field(default_factory=dict)
     expected_slopes: ClassVar[bool] = True
 
@@ -176,7 +177,9 @@ class Propagation:
             )
         # Factors of sites were measured beside the diagonal pass, and hold what it forgets.
         if self.shared and (of_results or not factors):
-            prepared, rule, known = with_shared_noise(rule, program, prepared, values, self.rules)
+            prepared, rule, known = with_shared_noise(
+                rule, program, prepared, values, self.rules, attention=self.shared == "attention"
+            )
         resolved = {(layer.site, layer.kind) for layer in known}
         for one in assumptions:
             if (one.site, one.kind) not in resolved:

@@ -27,6 +27,10 @@ Sharp edges
   has .83 (.58 to .97). `moments(f, shared=False)` is the diagonal pass.
 - Attention with random weights in a residual stream has variances several times too small, and a
   warning says so: a trained vision transformer's have a median of .15 of the sampled ones.
+  `moments(f, shared="attention")` follows what tokens share to a mean over them: .13 and .10 of
+  the sampled variances (noise of 3 and 10 %) become .69 for one of four blocks, at 34 times the
+  network's operations where the diagonal takes 8 and the linear method (1.03, .92) 22 for ten
+  results.
 - Discrete results (an argmax, a comparison) are those of the means; computing on with one is an
   error, and so is any primitive without a rule that meets a random value.
 - Weights that `jaxeff.quantized` rounds to evenly spaced values have the moments of rounded draws,
@@ -175,7 +179,7 @@ def moments(
     correlations: bool | Literal["full"] = False,
     strict: bool = False,
     noise: Mapping[str, Any] | None = None,
-    shared: bool = True,
+    shared: bool | Literal["attention"] = True,
 ) -> Callable[..., Any]:
     """Turns a function of arrays into one of random arrays.
 
@@ -205,7 +209,10 @@ def moments(
         shared: Follow the noise of a convolution's kernel, which all positions share, or of a dense
             layer's, which tokens or time steps share, to a mean, sum or maximum over all of them,
             where there is one. It costs some three times the diagonal pass there, to run and to
-            compile, and nothing elsewhere. False is the diagonal pass. The factors of a calibrated
+            compile, and nothing elsewhere. "attention" follows it through attention as well, from
+            a transformer's dense layers to a mean over its tokens, at some three to four times the
+            diagonal pass: for many results, since up to some ten of them the linear method is
+            cheaper and nearer. False is the diagonal pass. The factors of a calibrated
             posterior hold it already, unless they were measured beside this (`shared=True` there).
 
     Returns:
@@ -215,8 +222,8 @@ def moments(
         others.
 
     Raises:
-        ValueError: `method`, `form` or `correlations` is unknown, or the linear method is given
-            rules or a form; when called: a `Gaussian` leaf holds NaN, a
+        ValueError: `method`, `form`, `correlations` or `shared` is unknown, or the linear method is
+            given rules or a form; when called: a `Gaussian` leaf holds NaN, a
             negative variance, or a variance that doesn't fit its mean; noise has no moments, or
             acts inside a loop.
         TypeError: `f` is a Flax model; when called: an argument is a sampler's or guide's
@@ -239,6 +246,8 @@ def moments(
         raise ValueError("moments: method='linear' takes no rules and no form; leave them out.")
     if correlations not in (False, True, "full"):
         raise ValueError(f"moments: correlations is False, True or 'full', not {correlations!r}.")
+    if shared not in (False, True, "attention"):
+        raise ValueError(f"moments: shared is False, True or 'attention', not {shared!r}.")
 
     f = core.read_once(f)
 

@@ -20,6 +20,7 @@ Rows of positions may also be taken by index, some of them several times: edges'
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,6 +33,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
+from jaxeff.moment_propagation import _attention as attention
 from jaxeff.moment_propagation import dependence
 from jaxeff.moment_propagation.shared_kernels import _terms
 from jaxeff.moment_propagation.shared_kernels._layouts import (
@@ -273,6 +275,166 @@ def with_channels_joined(program: Program) -> list[Layer]:
         if chain[-1].outputs[0].aval.shape == start.aval.shape and len(chain) > 1:
             joined.append(_as_one(chain))
     return joined
+
+
+@dataclass(eq=False, kw_only=True)
+class HeadsLayer(Layer):
+    """Attention with the moves that split channels into heads and join them again.
+
+    Attributes:
+        inner: The attention.
+        score: Its product of queries and keys.
+        moves: What makes its queries, keys and values, and what is made of its result.
+        operands: Queries, keys and values before they are split.
+        heads: The letter of the heads' axis; empty for one head.
+        place: The axis of the operands along which there are queries.
+    """
+
+    inner: attention.AttentionLayer
+    score: attention.Score
+    moves: tuple[tuple[Layer, ...], ...]
+    operands: tuple[Value, ...]
+    heads: str
+    place: int
+
+    def layout(self, start: Mapping[Value, Axes]) -> Axes | None:
+        """Returns the layout of the result, which all operands have; None if they haven't."""
+        layout, *others = {start.get(v) for v in self.operands}
+        return layout if layout is not None and not others and layout[-1] == CHANNEL else None
+
+    def moved(self, which: int, x: Array) -> Array:
+        """Applies moves to an array: of queries, keys, values (0, 1, 2), or the result (3)."""
+        for layer in self.moves[which]:
+            (x,) = layer.fn(x)
+        return x
+
+
+def heads_layers(program: Program) -> list[HeadsLayer]:
+    """Finds the attention of a program, whose channels are split into heads and joined again.
+
+    Args:
+        program: A program in which attention is one layer.
+    """
+    makers = {v: layer for layer in program.layers for v in layer.outputs}
+    readers = Counter(v for layer in program.layers for v in layer.inputs)
+    readers.update(v for v in program.outputs if isinstance(v, Value))
+    next_of = {v: layer for layer in program.layers for v in layer.inputs if readers[v] == 1}
+    joined = [
+        _with_heads(layer, makers, next_of)
+        for layer in program.layers
+        if isinstance(layer, attention.AttentionLayer)
+    ]
+    return [layer for layer in joined if layer is not None]
+
+
+def _with_heads(
+    inner: attention.AttentionLayer, makers: Mapping[Value, Layer], next_of: Mapping[Value, Layer]
+) -> HeadsLayer | None:
+    """Joins attention with the moves around it; None where they do more than to split heads."""
+    axes = inner.axes
+    features = "".join(a for a in axes.v if a not in axes.scores)
+    queries = "".join(a for a in axes.rows if a not in axes.k)
+    if inner.score is None or not all(
+        len(of) == 1 for of in (axes.softmax, axes.features, queries, features)
+    ):
+        return None
+    ends = (inner.score.queries, inner.score.keys, inner.values)
+    behind = [_moves_behind(v, makers) for v in ends]
+    operands = tuple(
+        chain[0].inputs[0] if chain else v for chain, v in zip(behind, ends, strict=True)
+    )
+    ahead, result = list[Layer](), inner.outputs[0]
+    while result.aval.shape != operands[0].aval.shape:
+        following = next_of.get(result)
+        if following is None or not _is_move(following):
+            return None
+        ahead.append(following)
+        result = following.outputs[0]
+    shape = result.aval.shape
+    if any(v.aval.shape != shape or v not in makers for v in operands) or not set(ends) <= {
+        *inner.inputs
+    }:
+        return None
+    channel = len(shape) - 1
+    arrays = [(axes.q, ends[0]), (axes.k, ends[1]), (axes.v, ends[2])]
+    numbers = [_places(operands[i], behind[i], v, channel) for i, (_, v) in enumerate(arrays)]
+    # A head's features stand side by side, and so do its results.
+    heads = {
+        _heads(of, x, one)
+        for (of, _), x, one in zip(arrays, numbers, (axes.features,) * 2 + (features,), strict=True)
+    }
+    name = heads.pop()
+    places = [
+        i
+        for i in range(channel)
+        if (x := _places(operands[0], behind[0], ends[0], i)) is not None
+        and np.ptp(x, axes.q.index(queries)).any()
+    ]
+    if heads or name is None or len(places) != 1:
+        return None
+    for axis, letters in ((channel, name + features), (places[0], queries)):
+        sizes = [
+            n if a in letters else 1
+            for a, n in zip(axes.result, inner.outputs[0].aval.shape, strict=True)
+        ]
+        before = np.broadcast_to(
+            np.arange(math.prod(sizes)).reshape(sizes), inner.outputs[0].aval.shape
+        )
+        after = _moved([n for part in ahead for n in part.nodes], {inner.outputs[0]: before})
+        steps = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        if after is None or (after[result] != steps).any():
+            return None
+    parts = [*itertools.chain(*behind), inner, *ahead]
+    results = {v for part in parts for v in part.outputs}
+    inputs = dict.fromkeys(v for part in parts for v in part.inputs if v not in results)
+    return HeadsLayer(
+        inner.kind, tuple(dict.fromkeys(n for part in parts for n in part.nodes)), tuple(inputs),
+        (result,), inner.site, inner.base, inner.occurrence, inner=inner, score=inner.score,
+        moves=(*map(tuple, behind), tuple(ahead)), operands=operands, heads=name, place=places[0],
+    )  # fmt: skip
+
+
+def _is_move(layer: Layer) -> bool:
+    """Returns whether a layer moves the axes of one value."""
+    moves = bool(layer.nodes) and all(node.primitive in prim.MOVES for node in layer.nodes)
+    return moves and not layer.mark and len(layer.inputs) == 1
+
+
+def _moves_behind(value: Value, makers: Mapping[Value, Layer]) -> list[Layer]:
+    """Returns the moves that a value is made by, in order."""
+    chain: list[Layer] = []
+    while (maker := makers.get(value)) is not None and _is_move(maker):
+        chain.insert(0, maker)
+        value = maker.inputs[0]
+    return chain
+
+
+def _places(outer: Value, chain: Sequence[Layer], end: Value, axis: int) -> np.ndarray | None:
+    """Returns the place along an axis of a value that each entry of what is made of it comes from.
+
+    Returns:
+        None where there are other layers than moves.
+    """
+    shape = outer.aval.shape
+    steps = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    nodes = [node for part in chain for node in part.nodes]
+    moved = _moved(nodes, {outer: np.broadcast_to(steps, shape)})
+    return None if moved is None else moved.get(end)
+
+
+def _heads(letters: str, channel: np.ndarray | None, feature: str) -> str | None:
+    """Returns the letter of the heads' axis, given the channel of each entry; None if not so."""
+    if channel is None:
+        return None
+    varying = [a for i, a in enumerate(letters) if np.ptp(channel, i).any()]
+    heads = "".join(a for a in varying if a != feature)
+    if len(heads) > 1:
+        return None
+    sizes = [n if a in heads + feature else 1 for a, n in zip(letters, channel.shape, strict=True)]
+    order = np.arange(math.prod(sizes))
+    if heads and letters.index(heads) > letters.index(feature):
+        order = order.reshape(sizes[letters.index(heads)], -1).T
+    return heads if (channel == order.reshape(sizes)).all() else None
 
 
 def _joins(layer: Layer, chain: Sequence[Layer]) -> bool:

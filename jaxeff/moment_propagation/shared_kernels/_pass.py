@@ -269,7 +269,7 @@ GROUP_NORMALIZATION = _plan.SharingRule(
 
 RULES = (
     rules.CONTRACTION, rules.JOIN, rules.POINTWISE, rules.POOLING, rules.GATHERED, rules.MIXING,
-    rules.CHOSEN, NORMALIZATION, GROUP_NORMALIZATION,
+    rules.CHOSEN, rules.ATTENDED, NORMALIZATION, GROUP_NORMALIZATION,
 )  # fmt: skip
 """The rules, in the order in which they are tried."""
 
@@ -280,6 +280,7 @@ def with_shared_noise(
     prepared: Program,
     values: Sequence[Any],
     own_rules: Mapping[Any, Any],
+    attention: bool = False,
 ) -> tuple[Program, Callable[..., Sequence[Any]], Collection[Layer]]:
     """Makes the rule of layers that carries what positions share; the given one if none does.
 
@@ -289,6 +290,7 @@ def with_shared_noise(
         prepared: The same with layers joined that the diagonal pass integrates together.
         values: Inputs of the program.
         own_rules: The user's rules by primitive.
+        attention: Whether it is followed through attention, too.
 
     Returns:
         The prepared program, in which poolings that have a rule here aren't joined with what comes
@@ -297,7 +299,8 @@ def with_shared_noise(
     """
     random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
     joined = [v for v in prepared.layers if isinstance(v, FusedLayer | WholeLayer)]
-    plan, kept = _settled(program, random, joined, _plan.matcher(RULES, own_rules))
+    heads = _channels.heads_layers(prepared) if attention else []
+    plan, kept = _settled(program, random, joined, heads, _plan.matcher(RULES, own_rules))
     for gap in plan.gaps:
         gap.warn()
     if not plan.rules:
@@ -310,7 +313,11 @@ def with_shared_noise(
 
 
 def _settled(
-    program: Program, random: Collection[Value], joined: Sequence[Layer], match: _plan.Matcher
+    program: Program,
+    random: Collection[Value],
+    joined: Sequence[Layer],
+    heads: Sequence[Layer],
+    match: _plan.Matcher,
 ) -> tuple[_plan.SharingPlan, list[Layer]]:
     """Plans until every layer that was joined of others has a rule for which it stays one.
 
@@ -322,10 +329,11 @@ def _settled(
     def planned(kept: Sequence[Layer]) -> _plan.SharingPlan:
         return _plan.plan_of(_with(program, kept), random, match)
 
-    channels, kept = _channels.with_channels_joined(program), list(joined)
+    channels, kept = _channels.with_channels_joined(program), [*joined, *heads]
     plan = planned(kept)
     for further, staying in (
         ([], {v: {rules.MIXING} for v in joined if _pools(v)}),
+        ([], {v: {rules.ATTENDED} for v in heads}),
         (channels, {v: {rules.CHOSEN, GROUP_NORMALIZATION} for v in channels}),
     ):
         if further:

@@ -19,6 +19,7 @@ from jaxeff.moment_propagation._values import CovarianceGap
 from jaxeff.moment_propagation.dependence import WholeLayer
 from jaxeff.moment_propagation.shared_kernels._channels import (
     ChannelGroups,
+    HeadsLayer,
     PositionMap,
     chosen_channels,
     combined_axes,
@@ -66,6 +67,9 @@ def layouts_of_tokens(program: Program, random: Collection[Value]) -> dict[Value
         if layer.kind == "linear":
             after, product = _through_product(layer, start)
             before |= {product} if product is not None else frozenset()
+        elif isinstance(layer, HeadsLayer):
+            layout = layer.layout(start)
+            after = None if layout is None else {layer.outputs[0]: layout}
         elif start:
             after = _through(layer, start)
         combined: frozenset[int | None] = frozenset()
@@ -547,6 +551,19 @@ def match_chosen(at: LayerContext) -> Match | None:
         return None
     value, layout = source
     return Match(layout, (value,)) if chosen_channels(at.layer, value, layout) is not None else None
+
+
+def match_attended(at: LayerContext) -> Match | None:
+    """Matches attention whose queries, keys and values are followed."""
+    layer, start = at.layer, dict(at.start)
+    if not isinstance(layer, HeadsLayer) or set(start) != set(layer.operands):
+        return None
+    layout = layer.layout(start)
+    if layout is None or at.random - set(start):
+        return None
+    sizes = zip(layout, layer.outputs[0].aval.shape, strict=True)
+    others = [a for i, (a, n) in enumerate(sizes) if i != layer.place and n != 1]
+    return None if set(others) - {BATCH, CHANNEL} else Match(layout, tuple(start))
 
 
 def _normalized(at: LayerContext) -> tuple[Value, Axes] | None:

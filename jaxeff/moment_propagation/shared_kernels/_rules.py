@@ -7,11 +7,20 @@ With S the variances of z (`SharedNoise`), V the variance of an entry and residu
   position. Variances are the diagonal pass's, plus what two operands share.
 - A function that combines positions channel by channel maps their noise linearly (`_channels`).
 - Normalizations are in `_pass`.
+- Attention, with probabilities p, o = p v, and noise a z of its operands, adds to first order
+
+      values    Σ_j p_ij a_je z_e,
+      queries   Σ_d z_d mean_i a_id τ (Σ_j p_ij k_jd v_je - (p k)_id o_ie),
+      keys      Σ_d z_d mean_i τ Σ_j p_ij q_id a_jd (v_je - o_ie).
+
+  Slopes by queries and keys differ between tokens: their mean is what reaches a mean over tokens,
+  and the rest is taken as noise of each entry.
 - A pooling: residuals are pooled as if they were independent, shared parts by expected slopes.
 
 Expected slopes are derivatives of propagated means by means (`_covariance` says why).
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxeff.moment_propagation import _attention
 from jaxeff.moment_propagation._propagation import Environment, propagate
 from jaxeff.moment_propagation._values import Gaussian, is_random, to_variance
 from jaxeff.moment_propagation.shared_kernels import _channels as channels
@@ -199,7 +209,7 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
     alone = sum(
         term.gate**2 * _terms.spread(term.variance, term.gate)
         for term in terms
-        if isinstance(term, _terms.EntryTerm | _terms.ContractionTerm)
+        if isinstance(term, _terms.AlikeTerm | _terms.EntryTerm | _terms.ContractionTerm)
     )
     result = to_variance(outputs[0])
     var = _layouts.canonical(result.var, layout) + extra
@@ -391,6 +401,78 @@ def gathered(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence
     return outputs
 
 
+def attended(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
+    """Computes attention, and adds its result to the noise."""
+    assert isinstance(layer, channels.HeadsLayer)
+    noise, inner, axes = here.noise, layer.inner, layer.inner.axes
+    known = dict(zip(layer.inputs, values, strict=True))
+    layout = here.layouts[layer.outputs[0]]
+    # Of a kernel's noise each result of a head weighs tokens in its own way: what reaches a mean
+    # over tokens isn't what reaches that of the values.
+    before = noise.terms.get(layer.operands[2], ())
+    for v in layer.operands:
+        _terms.marginalise(noise, v)
+    split = [layer.score.queries, layer.score.keys, inner.values]
+    moments = [to_variance(known[v]) for v in layer.operands]
+    inside = {v: known[v] for v in inner.inputs if v not in split}
+    arrays = {
+        v: Gaussian(layer.moved(i, m.mean), layer.moved(i, m.var))
+        for i, (v, m) in enumerate(zip(split, moments, strict=True))
+    }
+    certain = {**inside, **arrays, inner.values: arrays[inner.values].mean}
+    (result,) = here.moments(inner, *(certain[v] for v in inner.inputs))
+    means = inside | {v: x.mean for v, x in arrays.items()}
+    scores = _attention.scores_of(inner, means, arrays)
+    p = jax.nn.softmax(scores["scores"], axes.scores.index(axes.softmax))
+
+    def weighted(p: Array, x: Array) -> Array:
+        x = layer.moved(2, _layouts.restored(x, layout))
+        y = _attention.sum_of(axes.result, (axes.scores, p), (axes.v, x))
+        return _layouts.canonical(layer.moved(3, y.reshape(inner.outputs[0].aval.shape)), layout)
+
+    value = moments[2]
+    m, var = (_layouts.canonical(x, layout) for x in (value.mean, value.var))
+    forward = functools.partial(weighted, p)
+    adjoint = jax.linear_transpose(forward, m)
+    by = _terms.LinearMap(forward, lambda x: adjoint(x)[0], functools.partial(weighted, p * p))
+    ones = jnp.ones_like(m)
+    entries = terms_of(noise, layer.operands[2], var)
+    total = channels.variance_of([_terms.MixedTerm(ones, term, by) for term in entries])
+    terms: list[Any] = [_terms.MixedTerm(ones, term, by) for term in before or entries]
+    mean, of_scores = (
+        _layouts.canonical(layer.moved(3, x), layout) for x in (result.mean, result.var)
+    )
+    amplitudes = [
+        layer.moved(i, _layouts.restored(noise.amplitudes[v], layout))
+        for i, v in enumerate(layer.operands[:2])
+    ]
+    arrays_of = scores | {k: means[v] for k, v in zip("qkv", split, strict=True)}
+    rest = of_scores
+    slopes = _attention.mean_slopes(axes, arrays_of, *amplitudes)
+    for v, of in zip(layer.operands, slopes, strict=False):
+        blocks = _blocks(layer, of, len(m))
+        covariance = noise.covariances[v, v]
+        variance = jnp.maximum((blocks * (covariance @ blocks)).sum(1), 0)
+        terms.append(_terms.AlikeTerm(ones, variance, v, blocks))
+        rest = rest - _terms.spread(variance, ones)
+    terms.append(_terms.ResidualTerm(ones, jnp.maximum(rest, 0), 0.0))
+    here.keep(layer.outputs[0], terms)
+    total = total + of_scores
+    return [Gaussian(_layouts.restored(mean, layout), _layouts.restored(total, layout))]
+
+
+def _blocks(layer: channels.HeadsLayer, slopes: tuple[str, Array], batch: int) -> Array:
+    """Puts the slopes of heads into one matrix, `[batch, channels, channels]`."""
+    letters, x = slopes
+    others, heads = letters[:-2], layer.heads
+    order = [*(a for a in others if a != heads), *heads, *letters[-2:]]
+    x = jnp.transpose(x, [letters.index(a) for a in order])
+    x = x.reshape(batch, -1, *x.shape[-2:])
+    count, size, to = x.shape[1:]
+    full = jnp.einsum("bhde,hg->bhdge", x, jnp.eye(count, dtype=x.dtype))
+    return full.reshape(batch, count * size, count * to)
+
+
 def terms_of(noise: _terms.SharedNoise, value: Value, var: Array) -> Sequence[_terms.NoiseTerm]:
     """Returns what a value's noise is made of: after it was read out, itself and the rest."""
     if value in noise.terms:
@@ -443,3 +525,4 @@ POOLING = _plan.SharingRule(_plan.match_pooling, pooling, resolves=True)
 GATHERED = _plan.SharingRule(_plan.match_gathered, gathered)
 MIXING = _plan.SharingRule(_plan.match_mixing, mixing, resolves=True)
 CHOSEN = _plan.SharingRule(_plan.match_chosen, chosen)
+ATTENDED = _plan.SharingRule(_plan.match_attended, attended, resolves=True)

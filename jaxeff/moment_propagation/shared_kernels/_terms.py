@@ -353,7 +353,7 @@ class MixedTerm:
     """
 
     gate: Array
-    inner: EntryTerm | ContractionTerm | ResidualTerm | MixedTerm | CrossedTerm
+    inner: AlikeTerm | EntryTerm | ContractionTerm | ResidualTerm | MixedTerm | CrossedTerm
     map: LinearMap
 
     @property
@@ -411,7 +411,36 @@ class CrossedTerm:
         return Reached(slopes, jnp.zeros_like(mean_over_positions(self.gate)), covariance)
 
 
-NoiseTerm = EntryTerm | ContractionTerm | ResidualTerm | MixedTerm | CrossedTerm
+@dataclass(frozen=True)
+class AlikeTerm:
+    """A source's noise that moves all positions alike, and channels by those of the source.
+
+    Attributes:
+        gate: How much of the result goes on, `[batch, *positions, channels]`.
+        variance: The variance of what it moves each channel by, `[batch, channels]`.
+        source: The value whose noise it is.
+        slopes: What a unit of each of the source's channels moves channels by,
+            `[batch, channels of the source, channels]`.
+    """
+
+    gate: Array
+    variance: Array
+    source: Value
+    slopes: Array
+
+    def marginalise(self, weight: Array | float = 1.0) -> Reached:
+        """Computes what reaches the mean of the entries times a weight."""
+        mean = mean_over_positions(self.gate * weight)
+
+        def covariance(of_source: Array | None) -> Array:
+            assert of_source is not None
+            through_slopes = jnp.einsum("bio,boi->bo", self.slopes, of_source)
+            return self.gate * spread(through_slopes, self.gate)
+
+        return Reached(self.slopes * mean[:, None], jnp.zeros_like(mean), covariance)
+
+
+NoiseTerm = AlikeTerm | EntryTerm | ContractionTerm | ResidualTerm | MixedTerm | CrossedTerm
 
 
 def gated(terms: Sequence[NoiseTerm], slope: Array) -> list[NoiseTerm]:
@@ -433,7 +462,7 @@ def covary(noise: SharedNoise, one: NoiseTerm, other: NoiseTerm) -> Array | None
     return ours.gate * theirs.gate * spread(diagonal(both), ours.gate)
 
 
-def _of_entries(term: NoiseTerm) -> EntryTerm | ContractionTerm | None:
+def _of_entries(term: NoiseTerm) -> AlikeTerm | EntryTerm | ContractionTerm | None:
     """Returns a term with the gate to single entries; None for the rest, which nobody shares."""
     if isinstance(term, MixedTerm):
         inner = _of_entries(term.inner)
