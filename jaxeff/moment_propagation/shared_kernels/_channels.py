@@ -372,18 +372,9 @@ def _with_heads(
     ]
     if heads or name is None or len(places) != 1:
         return None
-    for axis, letters in ((channel, name + features), (places[0], queries)):
-        sizes = [
-            n if a in letters else 1
-            for a, n in zip(axes.result, inner.outputs[0].aval.shape, strict=True)
-        ]
-        before = np.broadcast_to(
-            np.arange(math.prod(sizes)).reshape(sizes), inner.outputs[0].aval.shape
-        )
-        after = _moved([n for part in ahead for n in part.nodes], {inner.outputs[0]: before})
-        steps = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
-        if after is None or (after[result] != steps).any():
-            return None
+    kept = {channel: name + features, places[0]: queries}
+    if not all(_is_kept(inner, ahead, result, axis, of) for axis, of in kept.items()):
+        return None
     parts = [*itertools.chain(*behind), inner, *ahead]
     results = {v for part in parts for v in part.outputs}
     inputs = dict.fromkeys(v for part in parts for v in part.inputs if v not in results)
@@ -392,6 +383,19 @@ def _with_heads(
         (result,), inner.site, inner.base, inner.occurrence, inner=inner, score=inner.score,
         moves=(*map(tuple, behind), tuple(ahead)), operands=operands, heads=name, place=places[0],
     )  # fmt: skip
+
+
+def _is_kept(
+    inner: attention.AttentionLayer, ahead: Sequence[Layer], result: Value, axis: int, letters: str
+) -> bool:
+    """Returns whether moves of attention's result bring some of its axes, in order, to one axis."""
+    shape, after = inner.outputs[0].aval.shape, result.aval.shape
+    sizes = [n if a in letters else 1 for a, n in zip(inner.axes.result, shape, strict=True)]
+    numbers = np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), shape)
+    nodes = [node for part in ahead for node in part.nodes]
+    moved = _moved(nodes, {inner.outputs[0]: numbers})
+    steps = np.arange(after[axis]).reshape([-1 if i == axis else 1 for i in range(len(after))])
+    return moved is not None and bool((moved[result] == steps).all())
 
 
 def _is_move(layer: Layer) -> bool:

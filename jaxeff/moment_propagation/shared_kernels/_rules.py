@@ -442,23 +442,40 @@ def attended(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence
     mean, of_scores = (
         _layouts.canonical(layer.moved(3, x), layout) for x in (result.mean, result.var)
     )
+    of_operands = scores | {k: means[v] for k, v in zip("qkv", split, strict=True)}
+    terms += _of_scores(noise, layer, of_operands, of_scores, layout)
+    here.keep(layer.outputs[0], terms)
+    return [Gaussian(_layouts.restored(mean, layout), _layouts.restored(total + of_scores, layout))]
+
+
+def _of_scores(
+    noise: _terms.SharedNoise,
+    layer: channels.HeadsLayer,
+    arrays: Mapping[str, Array],
+    variance: Array,
+    layout: Axes,
+) -> list[_terms.NoiseTerm]:
+    """Returns what queries and keys move results by.
+
+    Args:
+        noise: What positions share.
+        layer: The attention.
+        arrays: Scores, their slope, and the means of queries, keys and values.
+        variance: What the noise of scores adds to each result's variance, canonical.
+        layout: The layout of the result.
+    """
+    ones, terms = jnp.ones_like(variance), list[_terms.NoiseTerm]()
     amplitudes = [
         layer.moved(i, _layouts.restored(noise.amplitudes[v], layout))
         for i, v in enumerate(layer.operands[:2])
     ]
-    arrays_of = scores | {k: means[v] for k, v in zip("qkv", split, strict=True)}
-    rest = of_scores
-    slopes = _attention.mean_slopes(axes, arrays_of, *amplitudes)
+    slopes = _attention.mean_slopes(layer.inner.axes, arrays, *amplitudes)
     for v, of in zip(layer.operands, slopes, strict=False):
-        blocks = _blocks(layer, of, len(m))
-        covariance = noise.covariances[v, v]
-        variance = jnp.maximum((blocks * (covariance @ blocks)).sum(1), 0)
-        terms.append(_terms.AlikeTerm(ones, variance, v, blocks))
-        rest = rest - _terms.spread(variance, ones)
-    terms.append(_terms.ResidualTerm(ones, jnp.maximum(rest, 0), 0.0))
-    here.keep(layer.outputs[0], terms)
-    total = total + of_scores
-    return [Gaussian(_layouts.restored(mean, layout), _layouts.restored(total, layout))]
+        blocks = _blocks(layer, of, len(variance))
+        s = _variance_through(blocks, noise.covariances[v, v], noise.variances[v])
+        terms.append(_terms.AlikeTerm(ones, s, v, blocks))
+        variance = variance - _terms.spread(s, ones)
+    return [*terms, _terms.ResidualTerm(ones, jnp.maximum(variance, 0), 0.0)]
 
 
 def _blocks(layer: channels.HeadsLayer, slopes: tuple[str, Array], batch: int) -> Array:
