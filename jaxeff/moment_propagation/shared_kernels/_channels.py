@@ -283,7 +283,7 @@ class HeadsLayer(Layer):
 
     Attributes:
         inner: The attention.
-        score: Its product of queries and keys.
+        score: The product of its queries and keys.
         moves: What makes its queries, keys and values, and what is made of its result.
         operands: Queries, keys and values before they are split.
         heads: The letter of the heads' axis; empty for one head.
