@@ -561,9 +561,10 @@ def _spotter(part: Chapter, of: Mapping[str, Any]) -> Chapter:
     part.sentences.extend([
         f"It tells {of['words']} words and {len(of['classes']) - of['words']} other classes apart: "
         f"{percent(of['accuracy'])} of {of['recordings']:,} recordings of others are right.",
-        f"In a stream {percent(of['heard'])} of the words are heard, and {of['alarms']} times in "
-        f"{of['minutes']:.1f} minutes without one it hears a word: {of['alarms_per_hour']:.0f} an "
-        "hour.",
+        f"In a stream of one word a second {percent(of['heard'])} of the words are heard, and "
+        f"{percent(of['wrong'])} of what is said there is wrong; {of['alarms']} times in "
+        f"{of['minutes']:.1f} minutes of other words and noise it hears one of its words: "
+        f"{of['alarms_per_hour']:.0f} an hour.",
         f"Sets hold the truth for {percent(of['coverage'])} ({percent(of['asked'])} were asked), "
         f"with {of['set']:.2f} classes on average. Drowning in noise, the last third's coverage is "
         f"{percent(of['fixed_last'])}; where the truth is told, {percent(of['online_last'])}.",
@@ -572,8 +573,6 @@ def _spotter(part: Chapter, of: Mapping[str, Any]) -> Chapter:
         f"{of['same']:,} of {of['steps']:,} emulated steps decide as JAX does.",
     ])  # fmt: skip
     shares = {
-        "words, alone in their set and right": "recognized",
-        "words, alone in their set and wrong": "mistaken",
         "coverage, first third, threshold of the beginning": "fixed_first",
         "coverage, last third, threshold of the beginning": "fixed_last",
         "coverage, first third, followed": "online_first",
@@ -582,6 +581,16 @@ def _spotter(part: Chapter, of: Mapping[str, Any]) -> Chapter:
     rows = [(text, percent(of[name])) for text, name in shares.items()]
     rows.append(("deviation of a logit, mean", _number(of["deviation"])))
     part.tables.append(Table(("of it", "measured>"), rows))
+    head = (
+        "coverage asked>", "measured>", "classes in a set>", "words heard>", "wrong of those said>",
+        "false alarms an hour>",
+    )  # fmt: skip
+    levels = [
+        (percent(at["asked"]), percent(at["coverage"]), f"{at['set']:.2f}", percent(at["heard"]),
+         percent(at["wrong"]), f"{at['alarms_per_hour']:.0f}")
+        for at in of["levels"]
+    ]  # fmt: skip
+    part.tables.append(Table(head, levels))
     names = ("code", "parameters", "workspace", "arrays", "stack")
     part.tables.append(Table(("memory", "bytes>"), [(name, f"{of[name]:,}") for name in names]))
     return part

@@ -8,26 +8,48 @@ import numpy as np
 import pytest
 from c_programs import require
 from command_line import call, refused
+from flax import nnx
+from jaxeff_export.artifact import SignatureError
 from jaxeff_export.cli import _spotter as spotter
 
+import jaxeff
 from jaxeff import Gaussian, uncertainty
 
 
-def test_sets_without_a_logarithm_are_those_of_lac():
+def test_sets_of_probabilities_are_those_of_lac():
     keys = jax.random.split(jax.random.key(0))
     logits = jax.random.normal(keys[0], (500, 6)) * 3
     truth = jax.random.categorical(keys[1], logits)
+    probable = jax.nn.softmax(logits)
     for coverage in (0.5, 0.9):
         sets = [
             method.region(
-                logits[250:],
-                uncertainty.conformalize(logits[:250], truth[:250], method, coverage).threshold,
+                of[250:],
+                uncertainty.conformalize(of[:250], truth[:250], method, coverage).threshold,
             )
-            for method in (spotter._Probable(), uncertainty.LAC())
+            for method, of in ((spotter._Probable(), probable), (uncertainty.LAC(), logits))
         ]
         # The scores rise with each other, so that the thresholds are the same example's.
         np.testing.assert_array_equal(*sets)
-    assert not spotter._Probable().region(logits, 0.05).any(1).all()  # some are empty
+    assert not spotter._Probable().region(probable, 0.05).any(1).all()  # some are empty
+
+
+def test_only_a_word_that_is_alone_in_its_set_is_said():
+    sets = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 0], [0, 1, 0]], bool)
+    assert spotter.alone(sets, 2).tolist() == [0, -1, -1, -1, -1, 1]
+
+
+def test_varied_recordings_keep_their_form_and_differ():
+    audio = np.random.default_rng(1).normal(0, 1000, (8, 16_000)).astype(np.int16)
+    first, again = (
+        spotter.varied(np.random.default_rng(0), audio, quiet) for quiet in (audio[:0], audio[:0])
+    )
+    np.testing.assert_array_equal(first, again)
+    assert first.shape == audio.shape
+    assert first.dtype == np.int16
+    assert (first != audio).any(1).all()
+    # Faint ones among loud noise, of which a half has some.
+    assert np.abs(spotter.varied(np.random.default_rng(0), audio * 0, audio)).max(1).min() == 0
 
 
 def test_weights_of_a_byte_are_near_the_posterior():
@@ -44,6 +66,59 @@ def test_a_word_is_called_once_in_a_second():
     assert spotter.calls_of(said).tolist() == [10, 60]
 
 
+@pytest.fixture
+def start():
+    """A network, its last layer, and the same weights as PyTorch lays them out."""
+    _, params = spotter.network(49, 10, 4, 1)
+    _, last = jaxeff.functional(nnx.Linear(4, 3, rngs=nnx.Rngs(1)))
+    tensors = {}
+    for place, layer in enumerate([*(params["layers"][n] for n in ("0", "2", "4", "6")), last]):
+        kernel = np.asarray(layer["kernel"]) + 1
+        axes = (3, 2, 0, 1) if kernel.ndim == 4 else (1, 0)
+        # Names of any kind: the order tells.
+        tensors[f"net.{'dcba'[place:] or 'fc'}.weight"] = kernel.transpose(axes)
+        tensors[f"net.{'dcba'[place:] or 'fc'}.bias"] = np.asarray(layer["bias"]) - 1
+    return params, last, tensors
+
+
+def test_weights_of_pytorch_by_their_order(start, tmp_path):
+    params, last, tensors = start
+    np.savez(tmp_path / "weights.npz", **tensors)
+    body, head = spotter.loaded(tmp_path / "weights.npz", params, last)
+    for layer, of in ((body["layers"], params["layers"]), ({"": head}, {"": last})):
+        for name in of:
+            np.testing.assert_array_equal(layer[name]["kernel"], of[name]["kernel"] + 1)
+            np.testing.assert_array_equal(layer[name]["bias"], of[name]["bias"] - 1)
+
+
+def test_weights_that_do_not_fit_are_named(start, tmp_path):
+    params, last, tensors = start
+
+    def refuse(match, changed, path="weights.npz"):
+        np.savez(tmp_path / "weights.npz", **changed)
+        with pytest.raises(SignatureError, match=match):
+            spotter.loaded(tmp_path / path, params, last)
+
+    refuse("net.cba.weight", {**tensors, "net.cba.weight": np.zeros((4, 2, 3, 1))})
+    refuse("net.cba.bias", {n: a for n, a in tensors.items() if n != "net.cba.bias"})
+    refuse("expected 5 layers, found 6: .*norm", {**tensors, "norm.weight": np.zeros(4)})
+    refuse("running_mean", {**tensors, "net.cba.running_mean": np.zeros(4)})
+    refuse("No such file", tensors, "none.npz")
+    refuse(r"expected a .pt, .pth or .npz", tensors, "weights.h5")
+
+
+def test_a_pickle_with_code_is_refused(start, tmp_path):
+    torch = pytest.importorskip("torch")
+    params, last, tensors = start
+    path = tmp_path / "weights.pt"
+    torch.save({name: torch.from_numpy(a.copy()) for name, a in tensors.items()}, path)
+    body, _ = spotter.loaded(path, params, last)
+    np.testing.assert_array_equal(body["layers"]["0"]["bias"], tensors["net.dcba.bias"])
+    torch.save({"weight": print}, path)
+    with pytest.raises(SignatureError, match="UnpicklingError"):
+        spotter.loaded(path, params, last)
+
+
 def test_what_is_no_word_or_no_microcontroller_is_a_line(tmp_path):
     assert refused(call("spotter", tmp_path), "of two words or more, found none")
     assert refused(call("spotter", "--target", "host"), "host is no microcontroller")
@@ -55,7 +130,7 @@ def test_from_tones_to_a_page(tmp_path):
     require("arm-none-eabi-gcc", "qemu-system-arm")
     result = call(
         "spotter", "--epochs", "12", "--width", "16", "--blocks", "2", "--bits", "4",
-        "--listened", "2", "--output", tmp_path / "out",
+        "--coverage", "0.9", "--listened", "2", "--output", tmp_path / "out",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     of = json.loads((tmp_path / "out" / "report.json").read_text())["sections"]["spotter"]
@@ -67,6 +142,8 @@ def test_from_tones_to_a_page(tmp_path):
     # `online_conformal` over 106 recordings, with scores from 0 to 1.
     assert of["online_last"] > 0.9 - (1 + 2 * 0.05) / (0.05 * 106)
     assert of["online_last"] >= of["fixed_last"]
+    # A lower level never hears fewer words for wider sets: sets grow with the coverage.
+    assert [at["set"] for at in of["levels"]] == sorted(at["set"] for at in of["levels"])
     assert of["flash"] < 32_000
     assert of["ram"] < 10_000
     assert "emulated steps decide as JAX does" in (tmp_path / "out" / "report.html").read_text()
