@@ -59,7 +59,7 @@ from jaxeff.moment_propagation import _calibrated as calibrated
 from jaxeff.moment_propagation import _moment_pass as moment_pass
 from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, batched_leaves, promote
-from jaxeff.moment_propagation._moments import DrawSums, Sampling, random_values
+from jaxeff.moment_propagation._moments import Sampling, random_values
 from jaxeff.moment_propagation._values import Gaussian, is_gaussian, is_random, to_variance
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.program import Layer, Program, evaluate
@@ -174,16 +174,7 @@ def drawn(
     )
     sampling = Sampling(part.program, part.wanted, keys.shape[2])
     start = _values_of_group(complete, inputs, 0, groups)
-    nothing: list[Any] = [np.zeros(v.aval.shape, v.aval.dtype) for v in part.wanted]
-    zeros = DrawSums(nothing, nothing, nothing)
-    # Compiled by hand: a call with numbers of the machine's and one with those of JAX would be two
-    # programs, as big as the network each.
-    bounds = np.int32(0), np.int32(1)
-    compiled = jax.jit(sampling.add).lower(zeros, start, keys[0], *bounds, posterior).compile()
-
-    def add(*args: Any) -> DrawSums:
-        return compiled(*args, posterior)
-
+    add = sampling.compiled(start, keys[0], posterior)
     results = [i for i, v in enumerate(part.wanted) if v in part.program.outputs]
     by_group: list[tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]] = []
     chunks, chunk = keys.shape[1:]
@@ -192,7 +183,7 @@ def drawn(
     with core.progress_bar(progress, "draw", keys.size, 0) as advance:
         for group in range(groups.count):
             values = _values_of_group(complete, inputs, group, groups)
-            sums = _start(add, zeros, values, keys[group])
+            sums = sampling.start(add, values, keys[group])
             for number, (first, last) in enumerate(itertools.pairwise(map(np.int32, stops))):
                 sums = jax.block_until_ready(add(sums, values, keys[group], first, last))
                 if number == calls - 1:
@@ -231,17 +222,6 @@ def _values_of_group(
 
     # The same values as the whole program reads, so that the function needn't be read again.
     return [one(value, axis) for value, axis in zip(complete.values, inputs, strict=True)]
-
-
-def _start(
-    add: Callable[..., DrawSums], zeros: DrawSums, values: Sequence[Any], keys: PRNGKeyArray
-) -> DrawSums:
-    """Evaluates the program at the means, as a draw of variance zero."""
-    still = [Gaussian(v.mean, jnp.zeros(v.shape, v.dtype)) if is_gaussian(v) else v for v in values]
-    at_means = add(zeros, still, keys, np.int32(0), np.int32(1))
-    # Whole chunks are summed: a chunk of equal draws is that many times one.
-    centre: list[Any] = [np.asarray(one) / one.dtype.type(keys.shape[1]) for one in at_means.first]
-    return DrawSums(centre, zeros.first, zeros.second)
 
 
 def _log_variance(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:

@@ -82,6 +82,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff import core
@@ -370,16 +371,39 @@ class Sampling:
     wanted: Sequence[Value]
     chunk: int
 
-    def start(self, values: Sequence[Any]) -> DrawSums:
-        """Evaluates the program at the means; the sums are of no draws yet."""
+    def compiled(
+        self, values: Sequence[Any], keys: PRNGKeyArray, posterior: Any = None
+    ) -> Callable[..., DrawSums]:
+        """Compiles `add`, for numbers of chunks of int32; it is the network's one program."""
+        # Compiled by hand: a call with numbers of the machine's and one with those of JAX would be
+        # two programs, as big as the network each.
+        arguments = (self._nothing(), values, keys, np.int32(0), np.int32(1), posterior)
+        compiled = jax.jit(self.add).lower(*arguments).compile()
+
+        def add(*args: Any) -> DrawSums:
+            return compiled(*args, posterior)
+
+        return add
+
+    def start(
+        self, add: Callable[..., DrawSums], values: Sequence[Any], keys: PRNGKeyArray
+    ) -> DrawSums:
+        """Evaluates the program at the means, as a draw of variance zero; sums are of no draws."""
         # Sums of offsets from the values at the means: sums of squares of the values themselves
         # would cancel in float32.
-        at_means = _everything(
-            self.program, [v.mean if _values.is_gaussian(v) else v for v in values]
-        )
-        centre = [at_means[v] for v in self.wanted]
-        first, second = ([jnp.zeros_like(c) for c in centre] for _ in range(2))
-        return DrawSums(centre, first, second)
+        still = [
+            _values.Gaussian(v.mean, np.zeros(v.shape, v.dtype)) if _values.is_gaussian(v) else v
+            for v in values
+        ]
+        zeros = self._nothing()
+        at_means = add(zeros, still, keys, np.int32(0), np.int32(1))
+        # Whole chunks are summed: a chunk of equal draws is that many times one.
+        centre: list[Any] = [np.asarray(x) / x.dtype.type(self.chunk) for x in at_means.first]
+        return DrawSums(centre, zeros.first, zeros.second)
+
+    def _nothing(self) -> DrawSums:
+        zeros: list[Any] = [np.zeros(v.aval.shape, v.aval.dtype) for v in self.wanted]
+        return DrawSums(zeros, zeros, zeros)
 
     def add(
         self,
@@ -412,22 +436,26 @@ class Sampling:
 
         def draw(key: PRNGKeyArray) -> list[Array]:
             drawn = _everything(self.program, inputs(key))
-            pairs = zip((drawn[v] for v in self.wanted), sums.centre, strict=True)
+            return [drawn[v] for v in self.wanted]
+
+        def added(total: tuple[list[Array], list[Array]], drawn: Sequence[Array]) -> Any:
+            pairs = zip(drawn, sums.centre, strict=True)
             # What is minus infinity in every draw doesn't vary.
-            return [jnp.where(y == c, 0, y - c) for y, c in pairs]
+            offsets = [jnp.where(y == c, 0, y - c) for y, c in pairs]
+            parts = [(o, o * o) for o in offsets]
+            if self.chunk > 1:
+                parts = [(o.sum(0), square.sum(0)) for o, square in parts]
+            first = [t + o for t, (o, _) in zip(total[0], parts, strict=True)]
+            second = [t + o for t, (_, o) in zip(total[1], parts, strict=True)]
+            return first, second
 
         def step(i: Any, total: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
             # A mapped convolution has a kernel per draw: it compiles and runs for three times as
             # long as one draw after the other.
-            if self.chunk == 1:
-                offsets = draw(keys[i, 0])
-                parts = [(o, o * o) for o in offsets]
-            else:
-                offsets = jax.vmap(draw)(keys[i])
-                parts = [(o.sum(0), (o * o).sum(0)) for o in offsets]
-            first = [t + o for t, (o, _) in zip(total[0], parts, strict=True)]
-            second = [t + o for t, (_, o) in zip(total[1], parts, strict=True)]
-            return first, second
+            drawn = draw(keys[i, 0]) if self.chunk == 1 else jax.vmap(draw)(keys[i])
+            # In a branch that is always taken, for sums would be fused with the network: what they
+            # read would be computed again in each, and none would be compiled like another.
+            return jax.lax.cond(start < stop, added, lambda total, _: total, total, drawn)
 
         # Sums of sums: bounds that are traced let calls of any length share one program.
         total = jax.lax.fori_loop(start, stop, step, (sums.first, sums.second))
@@ -436,10 +464,11 @@ class Sampling:
     def moments(self, sums: DrawSums, count: int) -> Sampled:
         """Computes means and unbiased variances from the sums of `count` draws."""
         sampled: Sampled = {}
-        for value, centre, total, squares in zip(self.wanted, *sums, strict=True):
+        arrays = jax.tree.map(np.asarray, sums)
+        for value, centre, total, squares in zip(self.wanted, *arrays, strict=True):
             # The unbiased variance from sums of offsets, whose mean is small against their spread.
             mean = total / count
-            var = jnp.maximum(squares - count * mean * mean, 0) / (count - 1)
+            var = np.maximum(squares - count * mean * mean, 0) / (count - 1)
             sampled[value] = _values.Gaussian(centre + mean, var)
         return sampled
 
@@ -463,7 +492,9 @@ def sampled_moments(
     random = [v for v in random_values(program, values) if v in wanted]
     sampling = Sampling(program, random, chunk)
     keys = draw_keys(key, samples, chunk)
-    sums = sampling.add(sampling.start(values), values, keys, 0, len(keys))
+    add = sampling.compiled(values, keys)
+    sums = sampling.start(add, values, keys)
+    sums = add(sums, values, keys, np.int32(0), np.int32(len(keys)))
     return sampling.moments(sums, keys.size)
 
 

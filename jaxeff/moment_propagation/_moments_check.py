@@ -173,41 +173,46 @@ def site_ratios(
     plain_args, _ = uncalibrated(args)
     wanted = {_place(one) for one in places}
 
-    @jax.jit
-    def run(key: PRNGKeyArray, args: Any, kwargs: Any) -> tuple[dict[str, Any], list[Any]]:
-        program, values, _ = moment_pass.read(f, args, kwargs)
-        prepared = propagation.prepare(program, values)
-        layers = [
-            layer
-            for layer in prepared.layers
-            if _place(layer) in wanted and layer.kind != "control flow" and layer.nodes
-        ]
-        # Sums over draws of what no place reads or makes would be most of the loop's work.
-        ends = {v for v in program.outputs if isinstance(v, Value)}
-        ends.update(v for layer in layers for v in (*layer.inputs, layer.outputs[0]))
-        sampled = sampled_moments(key, program, values, samples, chunk, ends)
-        results = [sampled.get(v) if isinstance(v, Value) else None for v in program.outputs]
-        known = dict(zip(program.inputs, values, strict=True))
-        ratio_at = {}
-        for number, layer in enumerate(layers):
-            result = layer.outputs[0]
-            if result not in sampled:
-                continue
-            # Sampled moments of the inputs, not propagated ones: what is measured is each place's
-            # own error.
-            inputs = [sampled.get(v, known.get(v)) for v in layer.inputs]
-            if any(v is None for v in inputs):
-                continue  # made from constants alone, or discrete
-            outputs = propagation.layer({}, layer, None, *inputs)
-            if is_random(outputs[0]):
-                measured_at[str(number)] = _place(layer)
-                ratio_at[str(number)] = ratios(to_variance(outputs[0]), sampled[result])
-        return ratio_at, results
-
-    measured_at: dict[str, Place] = {}
-    measured, results = run(key, plain_args, dict(kwargs))
+    program, values, _ = moment_pass.read(f, plain_args, kwargs)
+    prepared = propagation.prepare(program, values)
+    layers = [
+        layer
+        for layer in prepared.layers
+        if _place(layer) in wanted and layer.kind != "control flow" and layer.nodes
+    ]
+    # Sums over draws of what no place reads or makes would be most of the loop's work.
+    ends = {v for v in program.outputs if isinstance(v, Value)}
+    ends.update(v for layer in layers for v in (*layer.inputs, layer.outputs[0]))
+    sampled = sampled_moments(key, program, values, samples, chunk, ends)
+    known = dict(zip(program.inputs, values, strict=True))
     error = float(np.sqrt(2 / samples))
-    return {measured_at[n]: summary_of(np.asarray(r), error) for n, r in measured.items()}, results
+    programs: dict[Any, Any] = {}
+    ratio_at: dict[Place, Ratio | None] = {}
+    for layer in layers:
+        result = layer.outputs[0]
+        # Sampled moments of the inputs, not propagated ones: what is measured is each place's own
+        # error.
+        inputs = [sampled.get(v, known.get(v)) for v in layer.inputs]
+        if result not in sampled or any(v is None for v in inputs):
+            continue  # made from constants alone, or discrete
+
+        def rule(true: Gaussian, *inputs: Any, layer: Layer = layer) -> Any:
+            outputs = propagation.layer({}, layer, None, *inputs)
+            return ratios(to_variance(outputs[0]), true) if is_random(outputs[0]) else None
+
+        ratio = _called(programs, rule, sampled[result], *inputs)
+        if ratio is not None:
+            ratio_at[_place(layer)] = summary_of(np.asarray(ratio), error)
+    return ratio_at, [sampled.get(v) if isinstance(v, Value) else None for v in program.outputs]
+
+
+def _called(programs: dict[Any, Any], rule: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function, compiled; equal layers, such as those of blocks, have one program."""
+    lowered = jax.jit(rule, keep_unused=True).lower(*args)
+    key = lowered.as_text(), jax.tree.structure(args)
+    if key not in programs:
+        programs[key] = lowered.compile()
+    return programs[key](*args)
 
 
 def summary_of(ratio: np.ndarray, error: float) -> Ratio | None:

@@ -174,10 +174,28 @@ def sample_all(key: PRNGKeyArray, values: Sequence[Any]) -> list[Any]:
     operations, which are compiled for every shape anew.
     """
     random = [v for v in values if is_gaussian(v)]
-    dtype = jnp.result_type(*(v.dtype for v in random)) if random else jnp.float32
-    flat = jax.random.normal(key, (sum(np.size(v.mean) for v in random),), dtype)
-    ends = np.cumsum([np.size(v.mean) for v in random])
-    parts = iter(jnp.split(flat, ends[:-1]))
+    if not random:
+        return list(values)
+    dtype = jnp.result_type(*(v.dtype for v in random))
+    sizes = [np.size(v.mean) for v in random]
+    starts = np.cumsum([0, *sizes[:-1]], dtype=np.int32)
+
+    def numbers(key: PRNGKeyArray) -> tuple[Array, list[Array]]:
+        return jax.random.normal(key, (sum(sizes),), dtype), [jnp.asarray(at) for at in starts]
+
+    # A branch that is always taken, which XLA can't know: otherwise it would put a copy of the
+    # generator into every function that reads some numbers. From there come the places, too, so
+    # that leaves of one shape, which differ in them alone, share a function.
+    is_variance = ~jnp.any(min(random, key=lambda v: np.size(v.mean)).var < 0)
+    flat, places = jax.lax.cond(
+        is_variance,
+        numbers,
+        lambda key: jax.tree.map(jnp.zeros_like, jax.eval_shape(numbers, key)),
+        key,
+    )
+    parts = iter(
+        jax.lax.dynamic_slice(flat, (at,), (n,)) for at, n in zip(places, sizes, strict=True)
+    )
     return [
         v._drawn(next(parts).reshape(v.shape).astype(v.dtype)) if is_gaussian(v) else v
         for v in values

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.moment_propagation import Gaussian, check_gaussian, is_gaussian
+from jaxeff.moment_propagation import Calibrated, Gaussian, check_gaussian, is_gaussian
 
 
 def test_is_a_pytree_that_jits_vmaps_and_differentiates():
@@ -50,3 +50,22 @@ def test_sampling_at_zero_variance_is_the_mean_with_finite_gradient():
 def test_bad_values_are_one_clear_error(mean, var, error, message):
     with pytest.raises(error, match=message):
         check_gaussian(Gaussian(mean, var), "weight")
+
+
+def test_draws_of_many_arrays_compile_one_generator():
+    def program(count):
+        posterior = [Gaussian(jnp.zeros((3, 4)), jnp.full((3, 4), i + 1.0)) for i in range(count)]
+        entries, at = Calibrated(posterior, {}).draws(jax.random.key(0), 1)
+        numbers = jax.random.normal(entries[0], (count, 3, 4))
+        drawn = np.asarray(at(entries[0]))
+        scale = np.sqrt(np.arange(1, count + 1, dtype=np.float32))[:, None, None]
+        np.testing.assert_allclose(drawn, scale * numbers, rtol=1e-6)
+
+        def sums(key, posterior):
+            _, at = Calibrated(posterior, {}).draws(jax.random.key(0), 1)
+            return [jnp.cumsum(x) for x in at(key)]
+
+        return jax.jit(sums).lower(entries[0], posterior).compile().as_text()
+
+    few, many = (program(count).count(" xor(") for count in (2, 12))
+    assert 0 < few == many

@@ -166,3 +166,32 @@ def test_a_median_alone_is_no_verdict():
     # The same tail beside a wrong median, which is what is said first.
     wrong = dataclasses.replace(given, ratio=right._replace(median=0.5, low=0.25))
     assert wrong.advice.startswith("The variances are off (nine in ten lie within 0.25 to 0.96")
+
+
+@pytest.mark.slow
+def test_equal_places_are_compiled_once(monkeypatch):
+    programs = []
+    compiled = jax.stages.Lowered.compile
+    monkeypatch.setattr(
+        jax.stages.Lowered,
+        "compile",
+        lambda self, *args, **kwargs: programs.append(self) or compiled(self, *args, **kwargs),
+    )
+
+    def count(depth):
+        def f(p, x):
+            for w in p:
+                x = x + jax.nn.relu(x @ w)
+            return x
+
+        keys = jax.random.split(KEY, depth)
+        given = [Gaussian(jax.random.normal(k, (4, 4)) / 4, jnp.full((4, 4), 0.01)) for k in keys]
+        programs.clear()
+        places = jaxeff.moment_propagation.measure_assumptions(
+            KEY, f, given, X[0, :, 0].repeat(2, -1), samples=20, chunk=1
+        )
+        assert len(places) >= depth - 1
+        assert all(one.ratio is not None for one in places)
+        return len(programs)
+
+    assert count(3) == count(6)
