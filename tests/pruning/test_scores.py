@@ -222,3 +222,15 @@ def test_determinantal_keeps_one_of_two_that_do_the_same():
         scores.determinantal(net, X, epsilon=0.0)
     with pytest.raises(ValueError, match="needs a batch with at least one example"):
         scores.reconstruction(net, X[:0])(params, found)
+
+
+def test_scores_of_weights_compile_nothing(caplog):
+    params, found = six()
+    posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, jnp.ones_like(w)), params)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        jax.jit(lambda x: x + 17)(X)
+        assert "Compiling" in caplog.text
+        caplog.clear()
+        for score in (scores.l1, scores.l2, scores.signal_to_noise(posterior)):
+            score(params, found)
+    assert "Compiling" not in caplog.text

@@ -179,13 +179,16 @@ def _members(
 
 def l1(params: Any, channels: Channels) -> dict[str, np.ndarray]:
     """Returns the sum of absolute weights that make a channel, of all layers that add to it."""
-    return summed(jax.tree.map(jnp.abs, params), channels, outputs=True)
+    # Without JAX, which would compile a function for each shape of parameters; so below.
+    magnitudes = jax.tree.map(lambda w: np.abs(np.asarray(w)), params)
+    return summed(magnitudes, channels, outputs=True)
 
 
 def l2(params: Any, channels: Channels) -> dict[str, np.ndarray]:
     """Returns the root of the sum of squared weights."""
-    squares = summed(jax.tree.map(lambda w: jnp.square(widened(w)), params), channels, outputs=True)
-    return {name: np.sqrt(total) for name, total in squares.items()}
+    squares = jax.tree.map(lambda w: np.square(np.asarray(widened(w))), params)
+    sums = summed(squares, channels, outputs=True)
+    return {name: np.sqrt(total) for name, total in sums.items()}
 
 
 def geometric_median(params: Any, channels: Channels) -> dict[str, np.ndarray]:
@@ -211,9 +214,9 @@ def signal_to_noise(posterior: Any) -> Score:
         del params
         ratio = jax.tree.map(
             lambda g: (
-                g.mean**2 / jnp.maximum(g.var, jnp.finfo(g.var.dtype).tiny)
+                np.square(g.mean) / np.maximum(g.var, jnp.finfo(g.var.dtype).tiny)
                 if is_gaussian(g)
-                else jnp.zeros_like(g)
+                else np.zeros_like(g)
             ),
             posterior,
             is_leaf=is_gaussian,
