@@ -77,7 +77,7 @@ it (`calibrate_moments`).
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -391,8 +391,9 @@ class Sampling:
         """Evaluates the program at the means, as a draw of variance zero; sums are of no draws."""
         # Sums of offsets from the values at the means: sums of squares of the values themselves
         # would cancel in float32.
+        # Zeros of NumPy: those of JAX are compiled for each shape.
         still = [
-            _values.Gaussian(v.mean, np.zeros(v.shape, v.dtype)) if _values.is_gaussian(v) else v
+            replace(v, var=np.zeros(v.shape, v.dtype)) if _values.is_gaussian(v) else v
             for v in values
         ]
         zeros = self._nothing()
