@@ -392,9 +392,9 @@ class Sampling:
         # Sums of offsets from the values at the means: sums of squares of the values themselves
         # would cancel in float32.
         # Zeros of NumPy: those of JAX are compiled for each shape.
+        zero: Callable[..., Any] = np.zeros
         still = [
-            replace(v, var=np.zeros(v.shape, v.dtype)) if _values.is_gaussian(v) else v
-            for v in values
+            replace(v, var=zero(v.shape, v.dtype)) if _values.is_gaussian(v) else v for v in values
         ]
         zeros = self._nothing()
         at_means = add(zeros, still, keys, np.int32(0), np.int32(1))

@@ -185,10 +185,12 @@ def test_equal_places_are_compiled_once(monkeypatch):
             return x
 
         keys = jax.random.split(KEY, depth)
-        given = [Gaussian(jax.random.normal(k, (4, 4)) / 4, jnp.full((4, 4), 0.01)) for k in keys]
+        posterior = [
+            Gaussian(jax.random.normal(k, (4, 4)) / 4, jnp.full((4, 4), 0.01)) for k in keys
+        ]
         programs.clear()
         places = jaxeff.moment_propagation.measure_assumptions(
-            KEY, f, given, X[0, :, 0].repeat(2, -1), samples=20, chunk=1
+            KEY, f, posterior, X[0, :, 0].repeat(2, -1), samples=20, chunk=1
         )
         assert len(places) >= depth - 1
         assert all(one.ratio is not None for one in places)

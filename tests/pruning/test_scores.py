@@ -225,12 +225,12 @@ def test_determinantal_keeps_one_of_two_that_do_the_same():
 
 
 def test_scores_of_weights_compile_nothing(caplog):
-    params, found = six()
+    params, groups = six()
     posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, jnp.ones_like(w)), params)
     with jax.log_compiles(), caplog.at_level("WARNING"):
         jax.jit(lambda x: x + 17)(X)
         assert "Compiling" in caplog.text
         caplog.clear()
         for score in (scores.l1, scores.l2, scores.signal_to_noise(posterior)):
-            score(params, found)
+            score(params, groups)
     assert "Compiling" not in caplog.text
