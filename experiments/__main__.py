@@ -33,6 +33,7 @@ MODULES = (
     "beyond.decoding",
     "beyond.deep_light",
     "beyond.diffusion",
+    "beyond.exits",
     "beyond.fuzz",
     "beyond.integer",
     "beyond.keyword_spotting",

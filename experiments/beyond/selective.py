@@ -392,7 +392,8 @@ def _letters(settings: Settings) -> Sets:
 
 
 @functools.cache
-def _built(settings: Settings, name: str) -> tuple[Network, Sets]:
+def built(settings: Settings, name: str) -> tuple[Network, Sets]:
+    """Makes a network and the inputs that it learns from and is asked about."""
     if name == "decoder":
         return transformer(settings.width, 12, LETTERS, LETTERS, causal=True), _letters(settings)
     sets = _images(settings, name)
@@ -405,7 +406,7 @@ def _built(settings: Settings, name: str) -> tuple[Network, Sets]:
 
 def learnt(settings: Settings, name: str, key: Any) -> Any:
     """Trains by IVON; returns the posterior."""
-    net, sets = _built(settings, name)
+    net, sets = built(settings, name)
     epochs = max(1, settings.epochs // 4) if name == "decoder" else settings.epochs
     n = len(sets.train[1])
     batch = min(64, n)
@@ -461,7 +462,7 @@ def drawn(count: int) -> str:
 @functools.cache
 def _asking(settings: Settings, name: str) -> dict[str, Callable[..., Any]]:
     """Log-probabilities by method, of its parameters, inputs and a key; compiled once."""
-    net, _ = _built(settings, name)
+    net, _ = built(settings, name)
     f = net.f
 
     def of_moments(passed: Any) -> Callable[..., Any]:
@@ -513,7 +514,7 @@ def rows(run: Run[Settings], task: str) -> Iterator[Row]:
     settings = run.settings
     name, seed = task.rsplit(" ", 1)
     key = jax.random.fold_in(run.key, int(seed))
-    net, sets = _built(settings, name)
+    net, sets = built(settings, name)
     posterior = learnt(settings, name, key)
     x = sets.train[0][: settings.calibration]
     # As many runs on one input as `calibrate_moments` takes.

@@ -56,7 +56,7 @@ def test_scalars_make_variances_those_of_draws():
 @pytest.mark.parametrize("name", s.NETWORKS)
 def test_all_passes_read_every_network(name):
     settings = s.STUDY.sizes["fast"]
-    net, sets = s._built(settings, name)
+    net, sets = s.built(settings, name)
     params = jax.eval_shape(net.init, KEY)
     posterior = jax.tree.map(lambda w: Gaussian(jnp.ones(w.shape), jnp.ones(w.shape)), params)
     x = sets.test[0][:2]
