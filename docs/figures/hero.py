@@ -46,7 +46,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=300)
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("hero.png"))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     key = jax.random.key(0)
     plt.rcParams.update(
         {
@@ -57,10 +57,10 @@ def main():
         }
     )
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.9), layout="constrained")
-    draw_moons(key, left, given.epochs)
+    draw_moons(key, left, arguments.epochs)
 
     f, params, (x, y) = nn.small_classifier()
-    recipe = {"optimizer": optax.adam(1e-2), "epochs": min(given.epochs, 30), "batch_size": 32}
+    recipe = {"optimizer": optax.adam(1e-2), "epochs": min(arguments.epochs, 30), "batch_size": 32}
     params = training.fit(key, training.cross_entropy(f), params, (x, y), **recipe).params
     levels = jnp.logspace(-2, 1, 7)
     curve = robustness.accuracy_curve(key, f, params, (x, y), {"*": Additive(levels)}, levels)
@@ -74,12 +74,16 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         library = bundle.export_c(f"{folder}/net", name="net")
     draw_steps(right, library.steps)
-    # Of a fused kernel the first word says enough.
-    right.set_yticks(range(len(library.steps)), [s.kernel[:12] for s in library.steps])
+    # Of a fused kernel the first two words say enough.
+    names = ["_".join(step.kernel.split("_")[:2]) for step in library.steps]
+    right.set_yticks(range(len(names)), names)
     total = library.sizes.code + library.sizes.parameters
-    right.legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 0.55))
+    # Below the axes: bars take all of their width.
+    right.legend(
+        frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=8
+    )
     right.set_title(f"What a Cortex-M4 needs: {total / 1000:.1f} kB of flash")
-    figure.savefig(given.output, dpi=150)
+    figure.savefig(arguments.output, dpi=150)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ from jaxeff.ensembles._ensemble import Ensemble, Members, chosen_leaves
 from jaxeff.moment_propagation import is_gaussian
 from jaxeff.program import cost, trace
 from jaxeff.program.reading import leaf_names
+from jaxeff.uncertainty import auroc, decompose_logits, nll_from_log, predictive_log_probs
 
 
 @core.validate(count=core.static_integer())
@@ -252,8 +253,6 @@ def _with_weights(f: Callable[..., Any], params: Any, x: Any) -> list[str]:
 
 
 def _alone(f: Callable[..., Any], params: Any, validation: Any, outside: Any) -> SiteTrial:
-    from jaxeff.uncertainty import nll_from_log  # matplotlib comes with it
-
     x, labels = validation
     nll = float(nll_from_log(jax.nn.log_softmax(f(params, x)), jnp.asarray(labels)))
     # Without draws there is no mutual information: all inputs look the same.
@@ -263,9 +262,8 @@ def _alone(f: Callable[..., Any], params: Any, validation: Any, outside: Any) ->
 def _trial(
     key: PRNGKeyArray, f: Any, posterior: Any, sites: Any, count: int, validation: Any, outside: Any
 ) -> SiteTrial:
-    # NumPyro, BlackJAX and matplotlib come with them.
+    # NumPyro and BlackJAX come with it.
     from jaxeff.bayes import predict
-    from jaxeff.uncertainty import auroc, decompose_logits, nll_from_log, predictive_log_probs
 
     x, labels = validation
     logits = predict(key, f, posterior, x, samples=count)

@@ -49,19 +49,24 @@ What every panel shows is labelled; titles, legends and files are the caller's. 
 JAX or NumPy. Nothing but the axes is changed.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from matplotlib.axes import Axes
-from matplotlib.contour import QuadContourSet
 
 from jaxeff.core import string_mapping, validate
 from jaxeff.uncertainty._decomposition import RegressionUncertainty
 from jaxeff.uncertainty._scores import Reliability
 from jaxeff.uncertainty._selective import RiskCoverage
+
+# Axes are the caller's, who has matplotlib by then.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.contour import QuadContourSet
 
 CLASS_COLORS = ("C0", "C3")
 

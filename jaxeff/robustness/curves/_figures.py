@@ -17,18 +17,23 @@ What every panel shows is labelled; titles, legends and files are the caller's. 
 JAX or NumPy. Nothing but the axes is changed.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Array, Float
-from matplotlib.axes import Axes
-from matplotlib.contour import QuadContourSet
-from matplotlib.image import AxesImage
 
 from jaxeff.robustness.curves._curve import Curve
 from jaxeff.robustness.curves._midpoint import Midpoint, logistic
 from jaxeff.robustness.curves._values import bin_edges
+
+# Axes are the caller's, who has matplotlib by then.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.contour import QuadContourSet
+    from matplotlib.image import AxesImage
 
 
 def draw_curve(
