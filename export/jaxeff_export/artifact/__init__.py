@@ -3,6 +3,7 @@
 from jaxeff_export.artifact._artifact import MOST_TEXT as MOST_TEXT
 from jaxeff_export.artifact._artifact import Artifact as Artifact
 from jaxeff_export.artifact._artifact import ArtifactError as ArtifactError
+from jaxeff_export.artifact._artifact import TracedExport as TracedExport
 from jaxeff_export.artifact._artifact import add_checksum as add_checksum
 from jaxeff_export.artifact._artifact import belongs as belongs
 from jaxeff_export.artifact._artifact import digest as digest

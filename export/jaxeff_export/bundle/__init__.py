@@ -12,4 +12,7 @@ from jaxeff_export.bundle._example import KernelOfLayer as KernelOfLayer
 from jaxeff_export.bundle._example import NamedTarget as NamedTarget
 from jaxeff_export.bundle._example import kernel_calls as kernel_calls
 from jaxeff_export.bundle._example import lift as lift
+from jaxeff_export.bundle._machine_model import ExplainedKernel as ExplainedKernel
+from jaxeff_export.bundle._machine_model import ExplainedKernels as ExplainedKernels
+from jaxeff_export.bundle._machine_model import KernelModels as KernelModels
 from jaxeff_export.bundle._machine_model import LoopModel as LoopModel

@@ -14,6 +14,8 @@ from jaxeff_export.clib._objects import require_room as require_room
 from jaxeff_export.clib._objects import run_tool as run_tool
 from jaxeff_export.clib._running import CallModel as CallModel
 from jaxeff_export.clib._running import ExampleProgram as ExampleProgram
+from jaxeff_export.clib._running import InstructionCount as InstructionCount
 from jaxeff_export.clib._running import count_instructions as count_instructions
 from jaxeff_export.clib._running import model_calls as model_calls
+from jaxeff_export.clib._steps import CallCost as CallCost
 from jaxeff_export.clib._steps import draw_steps as draw_steps

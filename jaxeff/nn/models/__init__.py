@@ -9,6 +9,7 @@ from jaxeff.nn.models._small import LinenLeNet5 as LinenLeNet5
 from jaxeff.nn.models._small import LinenMLP as LinenMLP
 from jaxeff.nn.models._small import SmallCNN as SmallCNN
 from jaxeff.nn.models._small import small_classifier as small_classifier
+from jaxeff.nn.models._transformer import EncoderBlock as EncoderBlock
 from jaxeff.nn.models._transformer import TransformerEncoder as TransformerEncoder
 from jaxeff.nn.models._vae import VAE as VAE
 from jaxeff.nn.models._vae import negative_evidence_bound as negative_evidence_bound

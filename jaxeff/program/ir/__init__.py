@@ -21,7 +21,9 @@ from jaxeff.program.ir._primitives import FACTS as FACTS
 from jaxeff.program.ir._primitives import Facts as Facts
 from jaxeff.program.ir._primitives import facts as facts
 from jaxeff.program.ir._signature import Along as Along
+from jaxeff.program.ir._signature import Operand as Operand
 from jaxeff.program.ir._signature import OperationFamily as OperationFamily
+from jaxeff.program.ir._signature import PlacedPart as PlacedPart
 from jaxeff.program.ir._signature import Relation as Relation
 from jaxeff.program.ir._signature import Signature as Signature
 from jaxeff.program.ir._signature import Window as Window

@@ -25,6 +25,7 @@ from jaxeff.pruning.sparsity._masks import FixedMask as FixedMask
 from jaxeff.pruning.sparsity._masks import Magnitude as Magnitude
 from jaxeff.pruning.sparsity._masks import NofM as NofM
 from jaxeff.pruning.sparsity._masks import RandomMask as RandomMask
+from jaxeff.pruning.sparsity._masks import Sparse as Sparse
 from jaxeff.pruning.sparsity._masks import Surgery as Surgery
 from jaxeff.pruning.sparsity._masks import cubic_schedule as cubic_schedule
 from jaxeff.pruning.sparsity._masks import largest_mask as largest_mask
