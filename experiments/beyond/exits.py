@@ -56,7 +56,6 @@ class Settings(selective.Settings):
     """How networks are trained and asked."""
 
     networks: tuple[str, ...] = (NAME,)  # the one there is
-    epochs: h.Count = 120  # passes over the inputs
     draws: tuple[int, ...] = (4, 16)  # draws of weights
 
 
