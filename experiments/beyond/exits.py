@@ -211,13 +211,19 @@ def beside(other: str) -> Callable[[Report], Iterator[Row]]:
     """Early views, heads and both passes of moments beside another form."""
 
     def selection(report: Report) -> Iterator[Row]:
-        of = {row["form"]: row for row in table(report)}
+        taken = {row["form"]: row for row in h.having("flash")(report)}
+        seeds = h.grouped(h.having("nll")(report), "form")
         for name in (VIEWS, HEADS, MOMENTS, CALIBRATED):
-            if name in of and other in of and "flash" in of[name]:
-                yield {
-                    "form": name, **{c: of[name][c] / of[other][c] for c in TAKEN},
-                    **{c: of[name][c] - of[other][c] for c in JUDGED},
-                }  # fmt: skip
+            if {name, other} <= taken.keys() and {(name,), (other,)} <= seeds.keys():
+                row: Row = {"form": name}
+                row |= {c: taken[name][c] / taken[other][c] for c in TAKEN}
+                for column in JUDGED:
+                    pairs = (
+                        [(r["seed"], r[column]) for r in seeds[form,]] for form in (name, other)
+                    )
+                    gaps = margins.paired(*pairs)
+                    row |= {column: float(np.mean(gaps)), f"{column} tie": margins.margin(gaps)}
+                yield row
 
     return selection
 
@@ -232,9 +238,8 @@ CLAIMS = (
             beside(EXITS), when=by_heads),
     h.Claim("{form}: flash over the early exits'", "flash", h.at_most(1), None, beside(EXITS),
             when=by_heads),
-    h.Claim("{form}: NLL less one head's", "nll", h.at_most(0), None, beside(ONE), "default"),
-    h.Claim("{form}: AUROC less the early exits'", "auroc", h.at_least(0), None, beside(EXITS),
-            "default"),
+    selective.no_worse("{form}: NLL less one head's", beside(ONE), "nll", 1),
+    selective.no_worse("{form}: AUROC less the early exits'", beside(EXITS), "auroc", -1),
     h.Claim("{form}: instructions over those of 4 draws", "instructions", h.at_most(1), None,
             beside(selective.drawn(4)), when=lambda row: not by_heads(row)),
 )  # fmt: skip

@@ -575,14 +575,15 @@ def beside(other: str) -> Callable[[Report], Iterator[Row]]:
     return selection
 
 
-def no_worse(name: str, other: str, what: str, column: str, sign: int) -> h.Claim:
-    """Claims that calibrated moments aren't worse than another method, beyond what seeds explain.
+def no_worse(
+    text: str, selection: Callable[[Report], Iterator[Row]], column: str, sign: int
+) -> h.Claim:
+    """Claims that a method isn't worse than another, beyond what seeds explain.
 
     Args:
-        name: The other's name in the claim.
-        other: The other method.
-        what: What is compared.
-        column: Its column.
+        text: Says what is compared; what seeds explain is added.
+        selection: Rows of differences, each with ``COLUMN tie`` beside it.
+        column: What is compared.
         sign: 1 where less is better, else -1.
     """
 
@@ -593,17 +594,17 @@ def no_worse(name: str, other: str, what: str, column: str, sign: int) -> h.Clai
     def holds(row: Row, value: float) -> bool:
         return bool(sign * value <= row[f"{column} tie"])
 
-    text = (
-        f"{{network}}: {what} of calibrated moments less {name}'s ({{{column} tie:.3f}} by seeds)"
-    )
-    return h.Claim(text, gap, holds, None, beside(other), "default", shown=column)
+    text += f" ({{{column} tie:.3f}} by seeds)"
+    return h.Claim(text, gap, holds, None, selection, "default", shown=column)
 
 
 CLAIMS = (
     *(
-        no_worse(name, other, *of)
+        no_worse(
+            f"{{network}}: {what} of calibrated moments less {name}'s", beside(other), column, sign
+        )
         for name, other in (("64 draws", drawn(64)), ("CVP", CVP), ("16 draws", drawn(16)))
-        for of in (
+        for what, column, sign in (
             ("AURC", "aurc", 1), ("coverage at .5 % risk", "covered_half", -1),
             ("coverage at 1 % risk", "covered_one", -1),
         )
