@@ -6,7 +6,8 @@ it is a share of so many images, the binomial distribution has one (`of_shares`)
 under a curve `auroc_error` is Hanley and McNeil's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.stats import t
@@ -65,6 +66,26 @@ def paired(
     """Lists the differences of what has the same name in both, such as a seed or a chip."""
     other = dict(second)
     return [value - other[name] for name, value in first if name in other]
+
+
+def means(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> dict[str, Any]:
+    """Averages columns over rows, one a seed: each mean, and its margin as ``COLUMN ±``."""
+    row: dict[str, Any] = {}
+    for column in columns:
+        values = [one[column] for one in rows]
+        row |= {column: float(np.mean(values)), f"{column} ±": margin(values)}
+    return row
+
+
+def differences(
+    first: Iterable[Mapping[str, Any]], second: Iterable[Mapping[str, Any]], columns: Iterable[str]
+) -> dict[str, Any]:
+    """Averages what columns differ by on the same seeds, with the margin as ``COLUMN tie``."""
+    row: dict[str, Any] = {}
+    for column in columns:
+        gaps = paired(*([(one["seed"], one[column]) for one in rows] for rows in (first, second)))
+        row |= {column: float(np.mean(gaps)), f"{column} tie": margin(gaps)}
+    return row
 
 
 def auroc_error(auroc: float, inside: int, outside: int) -> float:

@@ -200,11 +200,8 @@ def table(report: Report) -> Iterator[Row]:
     """Means over seeds with half of their 95 % intervals, and what the core needs."""
     taken = {row["form"]: row for row in h.having("flash")(report)}
     for (name,), each in h.grouped(h.having("nll")(report), "form").items():
-        row: Row = {"form": name}
-        for column in JUDGED:
-            values = [r[column] for r in each]
-            row |= {column: float(np.mean(values)), f"{column} ±": margins.margin(values)}
-        yield row | {column: taken[name][column] for column in TAKEN if name in taken}
+        needs = {column: taken[name][column] for column in TAKEN if name in taken}
+        yield {"form": name, **margins.means(each, JUDGED), **needs}
 
 
 def beside(other: str) -> Callable[[Report], Iterator[Row]]:
@@ -215,15 +212,9 @@ def beside(other: str) -> Callable[[Report], Iterator[Row]]:
         seeds = h.grouped(h.having("nll")(report), "form")
         for name in (VIEWS, HEADS, MOMENTS, CALIBRATED):
             if {name, other} <= taken.keys() and {(name,), (other,)} <= seeds.keys():
-                row: Row = {"form": name}
-                row |= {c: taken[name][c] / taken[other][c] for c in TAKEN}
-                for column in JUDGED:
-                    pairs = (
-                        [(r["seed"], r[column]) for r in seeds[form,]] for form in (name, other)
-                    )
-                    gaps = margins.paired(*pairs)
-                    row |= {column: float(np.mean(gaps)), f"{column} tie": margins.margin(gaps)}
-                yield row
+                ratios = {c: taken[name][c] / taken[other][c] for c in TAKEN}
+                gaps = margins.differences(seeds[name,], seeds[other,], JUDGED)
+                yield {"form": name, **ratios, **gaps}
 
     return selection
 

@@ -548,11 +548,7 @@ def table(report: Report) -> Iterator[Row]:
     prices = {(r["network"], r["method"]): r["price"] for r in h.having("price")(report)}
     for place, each in h.grouped(JUDGED(report), "network", "method").items():
         row: Row = {"network": place[0], "method": place[1], "price": prices.get(place)}
-        for column in COLUMNS:
-            values = [r[column] for r in each]
-            row[column] = float(np.mean(values))
-            row[f"{column} ±"] = margins.margin(values)
-        yield row
+        yield row | margins.means(each, COLUMNS)
 
 
 def beside(other: str) -> Callable[[Report], Iterator[Row]]:
@@ -560,17 +556,10 @@ def beside(other: str) -> Callable[[Report], Iterator[Row]]:
 
     def selection(report: Report) -> Iterator[Row]:
         each = h.grouped(JUDGED(report), "network", "method")
-        for (network, method), own in each.items():
-            if method != CALIBRATED or (network, other) not in each:
-                continue
-            row: Row = {"network": network, "other": other}
-            for column in COLUMNS:
-                pairs = (
-                    [(r["seed"], r[column]) for r in rows] for rows in (own, each[network, other])
-                )
-                gaps = margins.paired(*pairs)
-                row |= {column: float(np.mean(gaps)), f"{column} tie": margins.margin(gaps)}
-            yield row
+        for (network, method), ours in each.items():
+            if method == CALIBRATED and (network, other) in each:
+                row: Row = {"network": network, "other": other}
+                yield row | margins.differences(ours, each[network, other], COLUMNS)
 
     return selection
 

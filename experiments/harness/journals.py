@@ -128,7 +128,8 @@ def seconds_left(plan: Iterable[Any], done: Iterable[Done]) -> float | None:
     for task in plan:
         if _name(task) in finished:
             continue
-        shared = [len(_parts(task) & parts) for parts, _ in known]
+        wanted = _parts(task)
+        shared = [len(wanted & parts) for parts, _ in known]
         alike = [took for (_, took), n in zip(known, shared, strict=True) if n == max(shared)]
         total += sum(alike) / len(alike)
     return total
