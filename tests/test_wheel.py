@@ -46,16 +46,21 @@ def execute(*command, cwd, **environment):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """A wheel of a copy of the checkout: setuptools would leave its files in the checkout, and take
-    what an earlier build left there."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+def source(tmp_path_factory):
+    """A copy of the packages alone, in a folder that is called as a clone is."""
+    folder = tmp_path_factory.mktemp("beside") / "jaxeff"
+    ignored = shutil.ignore_patterns("__pycache__")
     for package in PACKAGES.values():
-        shutil.copytree(package, source / package.relative_to(ROOT), ignore=ignored)
+        shutil.copytree(package, folder / package.relative_to(ROOT), ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+    """A wheel of it."""
+    folder = tmp_path_factory.mktemp("wheel")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     build = ("wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
     execute(*pip, *build, "--wheel-dir", folder, source, cwd=folder)
@@ -107,3 +112,21 @@ def test_its_command_runs(installed, tmp_path):
     command = installed / "bin" / "jaxeff-export"
     printed = execute(command, "--help", cwd=tmp_path, PYTHONPATH=str(installed))
     assert all(word in printed for word in ("compile", "check", "benchmark", "inspect"))
+
+
+def test_a_script_beside_an_editable_clone_imports_the_packages(source, tmp_path):
+    """The clone's folder bears the package's name and is on the path of a script beside it."""
+    build = f"from hatchling.build import build_editable; build_editable({str(tmp_path)!r})"
+    execute(sys.executable, "-c", build, cwd=source)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    script = source.parent / "script.py"
+    script.write_text(
+        "import site\nfrom importlib.util import find_spec\n"
+        f"site.addsitedir({str(tmp_path / 'site')!r})\n"
+        f"for name in {sorted(PACKAGES)!r}:\n    print(find_spec(name).origin)\n"
+    )
+    # -S: without what else is installed, of which this package is one.
+    places = execute(sys.executable, "-S", script, cwd=source.parent, PYTHONPATH="").split()
+    copies = [source / PACKAGES[name].relative_to(ROOT) for name in sorted(PACKAGES)]
+    assert places == [str(copy / "__init__.py") for copy in copies]
