@@ -529,8 +529,8 @@ def test_a_pair_is_right_or_refused(outer, inner):
         with pytest.raises((ValueError, NotImplementedError), match=f"(?s){message}"):
             evaluated(CASES[outer], CASES[inner])
         return
-    found, wanted, others = evaluated(CASES[outer], CASES[inner])
-    assert distance(found, wanted) < 1e-4
+    output, wanted, others = evaluated(CASES[outer], CASES[inner])
+    assert distance(output, wanted) < 1e-4
     assert all(distance(other, wanted) > 3e-3 for other in others)
 
 

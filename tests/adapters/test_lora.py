@@ -138,12 +138,12 @@ def test_rounded_weights_keep_an_update_that_is_not():
 @pytest.mark.slow
 def test_only_adapters_are_trained():
     y = jnp.arange(7) % 5
-    found = fit(
+    trained = fit(
         KEY, cross_entropy(lambda adapters, x: G(PARAMS, adapters, x)), ADAPTERS, (X, y),
         optimizer=optax.sgd(0.1), epochs=20, batch_size=7, progress=False,
     )  # fmt: skip
-    assert found.history[-1]["loss"] < found.history[0]["loss"]
-    assert jax.tree.structure(found.params) == jax.tree.structure(ADAPTERS)
+    assert trained.history[-1]["loss"] < trained.history[0]["loss"]
+    assert jax.tree.structure(trained.params) == jax.tree.structure(ADAPTERS)
     slopes = jax.grad(lambda a: G(PARAMS, a, X).sum())(ADAPTERS)
     merged = jax.grad(lambda a: F(merge_lora(F, PARAMS, a, X, SPEC), X).sum())(ADAPTERS)
     for ours, expected in zip(jax.tree.leaves(slopes), jax.tree.leaves(merged), strict=True):
@@ -158,17 +158,17 @@ def test_frozen_weights_may_be_parameters():
     together = {"frozen": PARAMS, "adapters": ADAPTERS}
     g = lambda p, x: G(p["frozen"], p["adapters"], x)  # noqa: E731
     run = {"epochs": 3, "batch_size": 7, "progress": False}
-    found = fit(KEY, cross_entropy(g), together, (X, y),
+    trained = fit(KEY, cross_entropy(g), together, (X, y),
                 optimizer=frozen(optax.adam(0.1), "frozen/*"), **run)  # fmt: skip
     alone = fit(KEY, cross_entropy(lambda a, x: G(PARAMS, a, x)), ADAPTERS, (X, y),
                 optimizer=optax.adam(0.1), **run)  # fmt: skip
-    jax.tree.map(np.testing.assert_array_equal, found.params["frozen"], PARAMS)
+    jax.tree.map(np.testing.assert_array_equal, trained.params["frozen"], PARAMS)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-        found.params["adapters"], alone.params,
+        trained.params["adapters"], alone.params,
     )  # fmt: skip
     # Adam keeps two moments of the adapters, and none of what is frozen.
-    sizes = sum(leaf.size for leaf in jax.tree.leaves(found.opt_state))
+    sizes = sum(leaf.size for leaf in jax.tree.leaves(trained.opt_state))
     assert sizes == 2 * sum(leaf.size for leaf in jax.tree.leaves(ADAPTERS)) + 1
     posterior = svi(
         KEY, g, together, (X, y), prior={"frozen/*": None}, **run,

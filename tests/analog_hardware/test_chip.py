@@ -80,9 +80,9 @@ def test_without_imperfections_it_multiplies():
         column_offset=0.0, limit=1e6, limit_mismatch=0.0, ordered=False,
     )  # fmt: skip
     weights, inputs = codes()
-    found = Chip(0, physics=ideal, **SMALL).query(jax.random.key(0), weights, inputs)
+    output = Chip(0, physics=ideal, **SMALL).query(jax.random.key(0), weights, inputs)
     exact = 0.004 * (np.asarray(inputs) @ np.asarray(weights))
-    assert np.abs(np.asarray(found) + 0.5 - exact).max() <= 0.5 + 1e-2
+    assert np.abs(np.asarray(output) + 0.5 - exact).max() <= 0.5 + 1e-2
 
 
 @pytest.mark.slow

@@ -53,11 +53,11 @@ def test_voltages_are_those_of_an_adaptive_solver():
     weights, inputs = codes()
     # Strong effects, so that a wrong term would be seen.
     circuit = Circuit(mismatch=0.0, gain=0.05, rail=60.0, slew=2.0, crosstalk=0.1, tau=300.0)
-    found = CircuitChip(circuit=circuit, steps=8, **SMALL).voltages(weights, inputs)
+    output = CircuitChip(circuit=circuit, steps=8, **SMALL).voltages(weights, inputs)
     currents = circuit.gain * np.asarray(weights, float)
     wanted = [solved(circuit, currents, pulses) for pulses in np.asarray(inputs)]
-    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
-    assert np.abs(found).max() > 10
+    np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-3)
+    assert np.abs(output).max() > 10
 
 
 def test_the_default_steps_are_enough():
@@ -134,8 +134,10 @@ def test_no_model_of_sums_reaches_its_noise_and_the_linear_one_is_far_off():
     measured = characterize(KEY, chip, design)
     errors = []
     for fit in (fit_linear, fit_columnar, fit_white_box):
-        found = fidelity(jax.random.key(1), fit(measured), chip, design, active=(24,), repeats=16)
-        errors.append(found.error[0] / found.floor[0])
+        agreement = fidelity(
+            jax.random.key(1), fit(measured), chip, design, active=(24,), repeats=16
+        )
+        errors.append(agreement.error[0] / agreement.floor[0])
     # Neither of the others is ahead for certain: the chip has the form of none.
     assert errors[0] > 2 * max(errors[1:])
     assert min(errors) > 1.2

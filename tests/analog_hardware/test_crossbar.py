@@ -68,8 +68,8 @@ def test_it_equals_the_mock_bit_for_bit(sends):
         w[:k, :n] = rng.uniform(-63, 63, (k, n)) + rng.uniform(-20, 20, n)
         w = w.clip(-63, 63)
         expected = mock(x[:, :k], w[:k, :n], gain, sends)
-        found = np.asarray(run(x, w))[:, :n]
-        np.testing.assert_array_equal(found, expected)
+        output = np.asarray(run(x, w))[:, :n]
+        np.testing.assert_array_equal(output, expected)
         saturated += (np.abs(expected) > 126).sum()
     assert saturated > 1000
 
@@ -142,8 +142,8 @@ def test_vmapped_layers_and_batched_products_run():
 
     params = {"fc": {"kernel": jax.random.normal(jax.random.key(0), (5, 3))}}
     x = jax.random.uniform(jax.random.key(1), (2, 4, 5))
-    found = jax.jit(analog(f, {"fc": Crossbar(**FINE)}))(jax.random.key(0), params, x)
-    np.testing.assert_allclose(found, f(params, x), atol=0.01)
+    output = jax.jit(analog(f, {"fc": Crossbar(**FINE)}))(jax.random.key(0), params, x)
+    np.testing.assert_allclose(output, f(params, x), atol=0.01)
 
 
 def test_clamped_codes_have_no_gradient():
@@ -222,14 +222,14 @@ def test_moments_have_the_variance_of_read_outs():
         f, params, [x], {"fc*:linear": Crossbar(gain=0.01, output_bits=16, model=Linear(8.0))}
     )
     noise = read_out(f, params, x, spec)
-    found = jaxeff.moments(f, noise=noise)(params, x)
+    gaussian = jaxeff.moments(f, noise=noise)(params, x)
     keys = jax.random.split(jax.random.key(5), 2000)
     draws = jax.jit(jax.vmap(lambda k: analog(f, spec)(k, params, x)))(keys)
     error = draws.std(0) / np.sqrt(len(keys))
     scale = float(draws.std(0).mean())
     # first order: hidden ReLUs make means differ by a share of the noise
-    assert float(jnp.abs(found.mean - draws.mean(0)).mean()) < 0.1 * scale + 4 * error.mean()
-    ratio = found.var / draws.var(0)
+    assert float(jnp.abs(gaussian.mean - draws.mean(0)).mean()) < 0.1 * scale + 4 * error.mean()
+    ratio = gaussian.var / draws.var(0)
     assert 0.85 < float(ratio.mean()) < 1.15
 
 

@@ -46,19 +46,19 @@ def test_the_white_box_is_near_the_noise_and_ahead_of_simpler_models(measured, b
     chip = Chip(4, physics=STATIC, **SMALL)
     errors = []
     for model in (fit_linear(measured), fit_columnar(measured), box):
-        found = fidelity(jax.random.key(1), model, chip, DESIGN, active=(4, 24), repeats=16)
-        errors.append(found.error)
+        agreement = fidelity(jax.random.key(1), model, chip, DESIGN, active=(4, 24), repeats=16)
+        errors.append(agreement.error)
     assert errors[0][1] > errors[1][1] > errors[2][1]
-    assert max(e / n for e, n in zip(found.error, found.floor, strict=True)) <= 1.3
-    assert "noise" in str(found)
+    assert max(e / n for e, n in zip(agreement.error, agreement.floor, strict=True)) <= 1.3
+    assert "noise" in str(agreement)
 
 
 @pytest.mark.slow
 def test_the_table_is_that_of_the_synapses(box):
     pattern = Chip(4, **SMALL).pattern
     wanted = (1 + 0.1 * pattern["synapse"]) * (1 + 0.08 * pattern["column"]["gain"])[None, None]
-    found = np.corrcoef(np.ravel(wanted), np.ravel(box.strength))[0, 1]
-    assert found > 0.9
+    correlation = np.corrcoef(np.ravel(wanted), np.ravel(box.strength))[0, 1]
+    assert correlation > 0.9
     codes = np.arange(64)
     curve = codes * (1 - 0.1 * codes / 63)
     scale = float(box.curve @ curve / (curve @ curve))
@@ -70,11 +70,11 @@ def test_the_noise_is_that_of_repeats(box):
     rate = (1 + 0.2 * column) ** 2
     wanted = rate * (0.36 + 0.015 * 24) + 1 / 12
     inputs, weights = jnp.ones((1, 24)), jnp.zeros((24, 6))
-    found = box.variance(inputs, weights)[0]
+    variance = box.variance(inputs, weights)[0]
     # three counts of active rows, 8 vectors and 32 repeats: 744 degrees of freedom for each fit
-    np.testing.assert_allclose(found, wanted, rtol=5 * np.sqrt(2 / 248))
+    np.testing.assert_allclose(variance, wanted, rtol=5 * np.sqrt(2 / 248))
     quiet = dataclasses.replace(box, noise=dataclasses.replace(box.noise, level=0.5))
-    np.testing.assert_allclose(quiet.variance(inputs, weights)[0], found / 4, rtol=1e-5)
+    np.testing.assert_allclose(quiet.variance(inputs, weights)[0], variance / 4, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -45,8 +45,8 @@ def test_an_ideal_chip_is_the_ideal_array():
     f, params, (x, _) = network()
     spec = {"fc*:linear": Crossbar(**ARRAY)}
     wanted = jax.jit(analog(f, spec))(jax.random.key(0), params, x)
-    found = jax.jit(in_the_loop(f, spec, ideal))(jax.random.key(0), params, x)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    output = jax.jit(in_the_loop(f, spec, ideal))(jax.random.key(0), params, x)
+    np.testing.assert_allclose(output, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

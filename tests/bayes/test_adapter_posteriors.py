@@ -78,12 +78,14 @@ def test_frozen_weights_that_are_parameters_stay_certain(structure):
     g = lambda p, x: G(p["frozen"], p["adapters"], x)  # noqa: E731
     together = {"frozen": PARAMS, "adapters": ADAPTERS}
     alone = laplace(jax.random.key(0), h, ADAPTERS, (X, Y), "*", structure, prior_precision=PRIOR)
-    found = laplace(
+    posterior = laplace(
         jax.random.key(0), g, together, (X, Y), "*", structure, prior_precision=PRIOR,
         only="adapters/*",
     )  # fmt: skip
-    np.testing.assert_allclose(found.logits(X).cov, alone.logits(X).cov, rtol=1e-4, atol=1e-6)
-    jax.tree.map(np.testing.assert_array_equal, found.to_gaussians(diagonal=True)["frozen"], PARAMS)
+    np.testing.assert_allclose(posterior.logits(X).cov, alone.logits(X).cov, rtol=1e-4, atol=1e-6)
+    jax.tree.map(
+        np.testing.assert_array_equal, posterior.to_gaussians(diagonal=True)["frozen"], PARAMS
+    )
     with pytest.raises(ValueError, match="matches none of the sites' parameters"):
         laplace(jax.random.key(0), g, together, (X, Y), "*", structure, only="adapter/*")
     with pytest.raises(ValueError, match="of a whole layer"):
@@ -111,11 +113,11 @@ def test_each_factor_of_an_adapter_has_a_kronecker_product():
         ("two/kernel", "a"): (hidden, np.broadcast_to(scale * two["b"], (30, 2, 3))),
         ("two/kernel", "b"): (hidden @ two["a"], np.broadcast_to(scale * np.eye(3), (30, 3, 3))),
     }
-    found = posterior.to_gaussians(diagonal=True)
+    gaussians = posterior.to_gaussians(diagonal=True)
     for (path, name), (rows, slopes) in factors.items():
         product = np.kron(rows.T @ rows / 30, np.einsum("nok,nkl,npl->op", slopes, inside, slopes))
         expected = np.diag(np.linalg.inv(product + PRIOR * np.eye(len(product))))
-        np.testing.assert_allclose(np.ravel(found[path][name].var), expected, rtol=2e-3)
+        np.testing.assert_allclose(np.ravel(gaussians[path][name].var), expected, rtol=2e-3)
 
 
 @pytest.mark.slow
@@ -154,12 +156,12 @@ def test_a_bias_that_is_scaled_is_no_weight_whose_input_is_one(structure):
     posterior = laplace(
         jax.random.key(0), scaled, params, (X, Y), "fc", structure, prior_precision=PRIOR
     )
-    found = posterior.to_gaussians(diagonal=True)["fc"]["bias"].var
+    gaussians = posterior.to_gaussians(diagonal=True)["fc"]["bias"].var
     if structure == "full":
         expected = np.diag(np.linalg.inv(curvature + PRIOR * np.eye(15)))[:3]
     else:
         expected = 1 / (np.diag(curvature)[:3] + PRIOR)
-    np.testing.assert_allclose(found, expected, rtol=2e-3)
+    np.testing.assert_allclose(gaussians, expected, rtol=2e-3)
 
 
 @pytest.mark.oracle
@@ -268,25 +270,25 @@ def test_one_factor_alone_may_be_random():
         ),
         kl=optax.constant_schedule(1.0), progress=False,
     )  # fmt: skip
-    found = result.posterior["fc/kernel"]
-    np.testing.assert_array_equal(found["a"], adapters["fc/kernel"]["a"])
+    posterior = result.posterior["fc/kernel"]
+    np.testing.assert_array_equal(posterior["a"], adapters["fc/kernel"]["a"])
     rows = np.asarray(X @ adapters["fc/kernel"]["a"][0], np.float64)
     precision = rows.T @ rows / noise**2 + np.eye(2) / 0.8**2
     residual = np.asarray(X[:, 1] - (X @ params["fc"]["kernel"])[:, 0], np.float64)
     mean = np.linalg.solve(precision, rows.T @ residual / noise**2)
     std = 1 / np.sqrt(np.diag(precision))
-    np.testing.assert_allclose(np.sqrt(found["b"].var)[0, :, 0], std, rtol=0.1)
-    assert (np.abs(np.asarray(found["b"].mean)[0, :, 0] - mean) < 0.3 * std).all()
+    np.testing.assert_allclose(np.sqrt(posterior["b"].var)[0, :, 0], std, rtol=0.1)
+    assert (np.abs(np.asarray(posterior["b"].mean)[0, :, 0] - mean) < 0.3 * std).all()
 
 
 def test_moments_of_a_function_that_holds_frozen_parameters():
     posterior = jax.tree.map(
         lambda leaf: jaxeff.Gaussian(leaf, 1e-4 * jnp.ones_like(leaf)), ADAPTERS
     )
-    found = jaxeff.moments(h)(posterior, X)
+    gaussian = jaxeff.moments(h)(posterior, X)
     given = jaxeff.moments(G)(PARAMS, posterior, X)
-    np.testing.assert_allclose(found.var, given.var, rtol=1e-4)
-    np.testing.assert_allclose(found.mean, h(ADAPTERS, X), atol=1e-2)
+    np.testing.assert_allclose(gaussian.var, given.var, rtol=1e-4)
+    np.testing.assert_allclose(gaussian.mean, h(ADAPTERS, X), atol=1e-2)
     drawn = predict(KEY, h, posterior, X, samples=3)
     assert drawn.shape == (3, 30, 3)
 
@@ -327,8 +329,8 @@ def wide(members, params, *args):
 
 
 def test_members_share_what_comes_before_the_first_that_is_theirs():
-    g, own = untied(decoder, TABLE, WORDS, "embed#1")
-    heads, params = jaxeff.ensemble(KEY, g, own, {"own": Members(3)})
+    g, untied_params = untied(decoder, TABLE, WORDS, "embed#1")
+    heads, params = jaxeff.ensemble(KEY, g, untied_params, {"own": Members(3)})
     assert heads(params, WORDS).shape == (3, 4, 5, 7)
     assert wide(heads, params, WORDS) == [False, True]
     # Of adapters at the head, the frozen product with the shared table isn't repeated, either.
@@ -341,9 +343,9 @@ def test_members_share_what_comes_before_the_first_that_is_theirs():
         init=lambda key: init_lora(key, decoder, TABLE, WORDS, spec),
     )  # fmt: skip
     assert wide(several, members, WORDS) == [False, False, True, True]
-    found = fit(
+    trained = fit(
         KEY, member_loss(several), members, (WORDS, WORDS), optimizer=optax.adam(0.1), epochs=2,
         batch_size=4, progress=False,
     ).params  # fmt: skip
-    one = several.member(found, 1)
-    np.testing.assert_allclose(several(found, WORDS)[1], of_adapters(one, WORDS), atol=1e-5)
+    one = several.member(trained, 1)
+    np.testing.assert_allclose(several(trained, WORDS)[1], of_adapters(one, WORDS), atol=1e-5)

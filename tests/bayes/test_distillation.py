@@ -65,12 +65,12 @@ def test_spread_of_the_teacher_is_learned():
         samples=200), epochs=epochs, batch_size=40, likelihood=like, prior=1.0, init_scale=0.1,
         optimizer=optax.adam(optax.cosine_decay_schedule(0.1, epochs)),
     )  # fmt: skip
-    found = to_gaussians(result.posterior)
+    gaussians = to_gaussians(result.posterior)
     for path, truth in teacher.items():
         # The teacher is known by 200 draws: its means to std / 14, its variances to a tenth.
-        error = np.abs(found[path].mean - truth.mean).item()
+        error = np.abs(gaussians[path].mean - truth.mean).item()
         assert error < 5 * float(truth.std.item()) / np.sqrt(200)
-        assert abs(np.log(found[path].var / truth.var)).item() < 5 * np.sqrt(2 / 200)
+        assert abs(np.log(gaussians[path].var / truth.var)).item() < 5 * np.sqrt(2 / 200)
 
 
 CHAINS = {"warmup": 20, "samples": 10, "chains": 2, "monitor": (), "progress": False}

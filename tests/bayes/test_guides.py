@@ -68,11 +68,11 @@ def test_means_and_variances_are_those_of_the_guides_draws(kind, options):
     draws = guide.sample_posterior(jax.random.key(9), params, sample_shape=(number,))
     for name in SHAPES:
         layer, leaf = name.split("/")
-        gaussian, own = posterior[layer][leaf], np.asarray(draws[name])
+        gaussian, samples = posterior[layer][leaf], np.asarray(draws[name])
         # Five standard errors of a mean and of a variance of so many draws.
         error = np.sqrt(gaussian.var / number)
-        assert (np.abs(own.mean(0) - gaussian.mean) < 5 * error).all()
-        spread = own.var(0) / np.asarray(gaussian.var)
+        assert (np.abs(samples.mean(0) - gaussian.mean) < 5 * error).all()
+        spread = samples.var(0) / np.asarray(gaussian.var)
         np.testing.assert_allclose(spread, 1, atol=5 * (2 / number) ** 0.5)
 
 
@@ -86,14 +86,14 @@ def test_a_point_stays_a_point():
 def test_the_moment_pass_takes_what_was_read():
     guide, params = called(autoguide.AutoNormal)
     small = {n: v * 0.1 if "scale" in n else v for n, v in params.items()}
-    found = jaxeff.moments(network)(from_numpyro(guide, small), X)
+    gaussian = jaxeff.moments(network)(from_numpyro(guide, small), X)
     draws = guide.sample_posterior(jax.random.key(2), small, sample_shape=(4000,))
     nested = {layer: {leaf: draws[f"{layer}/{leaf}"] for leaf in ("kernel", "bias")}
               for layer in ("fc1", "fc2")}  # fmt: skip
     logits = np.asarray(jax.vmap(network, (0, None))(nested, X))
     error = logits.std(0) / 4000**0.5
     # Six errors, and what the pass neglects at so small a spread.
-    assert (np.abs(logits.mean(0) - found.mean) < 6 * error + 0.01).all()
+    assert (np.abs(logits.mean(0) - gaussian.mean) < 6 * error + 0.01).all()
 
 
 def test_structure_is_that_of_the_network_that_is_given():

@@ -201,15 +201,17 @@ def test_independent_weights_raise_the_loss_by_as_much(params, structure):
             curvature *= np.eye(3)[None, :, None]
         curvature = curvature.reshape(21, 21)
     determined = np.trace(curvature @ np.linalg.inv(curvature + DELTA * np.eye(21)))
-    found = to_gaussians(posterior)["fc2"]
-    variance = np.concatenate([found["kernel"].var, found["bias"].var[None]], dtype=np.float64)
+    gaussians = to_gaussians(posterior)["fc2"]
+    variance = np.concatenate(
+        [gaussians["kernel"].var, gaussians["bias"].var[None]], dtype=np.float64
+    )
     np.testing.assert_allclose((np.diag(curvature) * variance.ravel()).sum(), determined, rtol=1e-3)
     # One factor for all: in between, weights are those of the least divergence.
     ratio = variance.ravel() * (np.diag(curvature) + DELTA)
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-3)
     # The variances as they are raise it by more: what features hardly have is spread over them.
     alone = to_gaussians(posterior, diagonal=True)["fc2"]["kernel"].var
-    assert (alone > found["kernel"].var).all()
+    assert (alone > gaussians["kernel"].var).all()
 
 
 @pytest.mark.slow

@@ -172,8 +172,12 @@ def test_models_in_float32_stay_so_where_float64_is_on(structure):
         posterior = laplace(
             jax.random.key(0), F, PARAMS, (X, Y), "*", structure, prior_precision=PRIOR, rank=5
         )
-        found = posterior.logits(X), posterior.marginals(X), posterior.to_gaussians(diagonal=True)
-        assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
+        gaussians = (
+            posterior.logits(X),
+            posterior.marginals(X),
+            posterior.to_gaussians(diagonal=True),
+        )
+        assert {leaf.dtype for leaf in jax.tree.leaves(gaussians)} == {jnp.dtype(jnp.float32)}
         with_one = laplace(
             jax.random.key(0), F, PARAMS, (X, Y), "fc2", structure, prior_precision=PRIOR, rank=5
         )
@@ -209,12 +213,12 @@ def test_kronecker_factors_are_their_definition():
     last = np.concatenate([flat, np.ones((20, 1))], 1)
     dense = np.kron(last.T @ last / 20, inside.sum(0))
     variances = [np.diag(np.linalg.inv(h + PRIOR * np.eye(len(h)))) for h in (conv, dense)]
-    found = posterior.to_gaussians(diagonal=True)
+    gaussians = posterior.to_gaussians(diagonal=True)
     for name, expected in zip(("conv", "fc"), variances, strict=True):
-        columns = found[name]["bias"].var.size
+        columns = gaussians[name]["bias"].var.size
         ours = np.concatenate(
-            [np.asarray(found[name]["kernel"].var).reshape(-1, columns),
-             np.asarray(found[name]["bias"].var)[None]]
+            [np.asarray(gaussians[name]["kernel"].var).reshape(-1, columns),
+             np.asarray(gaussians[name]["bias"].var)[None]]
         )  # fmt: skip
         np.testing.assert_allclose(ours.ravel(), expected, rtol=1e-3)
     values = np.sort(np.concatenate([np.linalg.eigvalsh(h) for h in (conv, dense)]))
@@ -222,7 +226,9 @@ def test_kronecker_factors_are_their_definition():
     # The last layer alone is what its features say.
     alone = laplace(jax.random.key(0), f, params, (x, labels), "fc", "kron", prior_precision=PRIOR)
     np.testing.assert_allclose(
-        alone.to_gaussians(diagonal=True)["fc"]["kernel"].var, found["fc"]["kernel"].var, rtol=1e-3
+        alone.to_gaussians(diagonal=True)["fc"]["kernel"].var,
+        gaussians["fc"]["kernel"].var,
+        rtol=1e-3,
     )
 
 

@@ -22,12 +22,12 @@ def autoregressive(rho, size):
 
 @pytest.mark.parametrize("rho", [-0.3, 0.0, 0.6, 0.9])
 def test_the_effective_sample_size_of_an_autoregressive_process(rho):
-    found = mixing(autoregressive(rho, 50))
+    diagnostics = mixing(autoregressive(rho, 50))
     expected = CHAINS * DRAWS * (1 - rho) / (1 + rho)
-    error = found.ess.std() / np.sqrt(found.ess.size)
+    error = diagnostics.ess.std() / np.sqrt(diagnostics.ess.size)
     # Geyer's truncation leaves a bias of a few percent.
-    assert abs(found.ess.mean() - expected) < 4 * error + 0.05 * expected
-    assert found.max_rhat < 1.04
+    assert abs(diagnostics.ess.mean() - expected) < 4 * error + 0.05 * expected
+    assert diagnostics.max_rhat < 1.04
 
 
 @pytest.mark.slow
@@ -37,15 +37,15 @@ def test_chains_that_disagree_and_what_never_changes():
     x[1, :, 2] *= 3.0
     x[:, :, 3] = 5.0
     x[0, 9, 4] = np.nan
-    found = mixing(x)
-    assert found.rhat.shape == found.ess.shape == (600,)
-    assert found.rhat[1] > 1.05
-    assert found.rhat[2] > 1.05
-    assert np.isnan(found.rhat[3])
-    assert found.max_rhat == np.inf
-    np.testing.assert_array_equal(found.rhat[599], mixing(x[:, :, 599]).rhat)
-    assert (np.delete(found.rhat, [1, 2, 3, 4]) < 1.02).all()
-    assert found.ess[1] < 100
+    diagnostics = mixing(x)
+    assert diagnostics.rhat.shape == diagnostics.ess.shape == (600,)
+    assert diagnostics.rhat[1] > 1.05
+    assert diagnostics.rhat[2] > 1.05
+    assert np.isnan(diagnostics.rhat[3])
+    assert diagnostics.max_rhat == np.inf
+    np.testing.assert_array_equal(diagnostics.rhat[599], mixing(x[:, :, 599]).rhat)
+    assert (np.delete(diagnostics.rhat, [1, 2, 3, 4]) < 1.02).all()
+    assert diagnostics.ess[1] < 100
     assert Mixing(np.full(2, np.nan), np.zeros(2)).max_rhat == 1
     with pytest.raises(ValueError, match="at least 4 draws"):
         mixing(x[:, :3])
@@ -63,12 +63,12 @@ def test_mixing_of_parameters_and_of_predictions():
         both = jnp.exp(x[:, None] * params["w"]).sum(-1)
         return jnp.stack([both, jnp.zeros_like(both), jnp.full_like(both, -100.0)], -1)
 
-    found = prediction_mixing(logits, posterior, x, likelihood="categorical")
-    assert found.rhat.shape == (3, 3)
-    assert found.max_rhat < 1.02
+    diagnostics = prediction_mixing(logits, posterior, x, likelihood="categorical")
+    assert diagnostics.rhat.shape == (3, 3)
+    assert diagnostics.max_rhat < 1.02
     # At 0 the prediction is fixed, and the third class is never predicted.
-    assert np.isnan(found.rhat[2]).all()
-    assert np.isnan(found.rhat[:, 2]).all()
+    assert np.isnan(diagnostics.rhat[2]).all()
+    assert np.isnan(diagnostics.rhat[:, 2]).all()
     means = prediction_mixing(
         lambda p, x: jnp.stack([p["w"].sum() * x, x], -1), posterior, x, likelihood="gaussian"
     )

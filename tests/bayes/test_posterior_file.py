@@ -108,9 +108,9 @@ def test_a_calibrated_posterior_keeps_its_factors_and_their_errors(tmp_path):
     save_posterior(
         tmp_path / "it.safetensors", Calibrated(posterior, factors, errors, (0.07, 0.01))
     )
-    found = load_posterior(tmp_path / "it.safetensors", params)
-    assert isinstance(found, Calibrated)
-    assert found.errors == errors
-    assert found.unseen == (0.07, 0.01)
-    chex.assert_trees_all_equal(found.posterior, posterior)
-    chex.assert_trees_all_equal(dict(found.factors), factors)
+    loaded = load_posterior(tmp_path / "it.safetensors", params)
+    assert isinstance(loaded, Calibrated)
+    assert loaded.errors == errors
+    assert loaded.unseen == (0.07, 0.01)
+    chex.assert_trees_all_equal(loaded.posterior, posterior)
+    chex.assert_trees_all_equal(dict(loaded.factors), factors)

@@ -53,8 +53,8 @@ def test_chains_agree_with_the_closed_form():
     precision = X.T @ X / 0.01 + jnp.eye(3)
     mean = jnp.linalg.solve(precision, X.T @ TARGETS["size"] / 0.01)
     error = jnp.sqrt(jnp.diag(jnp.linalg.inv(precision)) / 100)  # of about 100 effective draws
-    found = result.posterior.random["size"].mean((0, 1))
-    assert (jnp.abs(found - mean) < 5 * error).all()
+    posterior = result.posterior.random["size"].mean((0, 1))
+    assert (jnp.abs(posterior - mean) < 5 * error).all()
 
 
 @pytest.mark.parametrize(

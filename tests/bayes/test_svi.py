@@ -104,9 +104,9 @@ def test_finds_the_exact_posterior_and_the_best_fixed_parameters(regression):
         jax.random.key(3), PARAMS, (x, y), 1000, 0.05, prior={"a": PRIOR, "b/*": None},
         init_scale=1e-2, particles=8,
     )  # fmt: skip
-    found = result.posterior
-    assert jax.tree.structure(found, is_leaf=is_gaussian) == jax.tree.structure(PARAMS)
-    random, fixed = found["a"], found["b"]["c"][:, 0]
+    posterior = result.posterior
+    assert jax.tree.structure(posterior, is_leaf=is_gaussian) == jax.tree.structure(PARAMS)
+    random, fixed = posterior["a"], posterior["b"]["c"][:, 0]
     assert isinstance(random, Gaussian)
     q, exact = dist.Normal(random.mean, random.std), dist.Normal(mean[:3], np.sqrt(var[:3]))
     # A hundredth of a nat: a mean off by 0.14 standard deviations, or a variance by 20 %.

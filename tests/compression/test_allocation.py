@@ -134,18 +134,22 @@ def test_bad_policies():
 
 @pytest.mark.slow
 def test_kl_is_that_of_each_array_alone(params):
-    found = jc.kl_sensitivity(chain, params, X, SITES, (2, 5))
+    sensitivities = jc.kl_sensitivity(chain, params, X, SITES, (2, 5))
     clean = chain(params, X)
     for i, site in enumerate(SITES):
         for j, bits in enumerate((2, 5)):
             w = jc.quantized(chain, {site: jc.LayerQuantization(jc.Uniform(bits))})(params, X)
             a = jc.quantized(chain, {site: jc.LayerQuantization(None, jc.Uniform(bits))})(params, X)
-            assert found.weights[i, j] == pytest.approx(float(kl(clean, w)), rel=1e-3, abs=1e-6)
-            assert found.activations[i, j] == pytest.approx(float(kl(clean, a)), rel=1e-3, abs=1e-6)
-    assert np.all(found.weights[:, 1] < found.weights[:, 0])
-    assert np.all(found.weights_error > 0)
+            assert sensitivities.weights[i, j] == pytest.approx(
+                float(kl(clean, w)), rel=1e-3, abs=1e-6
+            )
+            assert sensitivities.activations[i, j] == pytest.approx(
+                float(kl(clean, a)), rel=1e-3, abs=1e-6
+            )
+    assert np.all(sensitivities.weights[:, 1] < sensitivities.weights[:, 0])
+    assert np.all(sensitivities.weights_error > 0)
     together = jc.kl_sensitivity(chain, params, X, SITES, (2, 5), at_once=4)
-    np.testing.assert_allclose(together.weights, found.weights, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(together.weights, sensitivities.weights, rtol=1e-3, atol=1e-6)
 
 
 def quadratic(params, x):
@@ -188,12 +192,15 @@ def test_the_second_order_damage_of_small_steps():
 
     errors = jc.quantization_errors(loss, params, x, ("a",), (4, 8))
     trace = jc.hessian_trace(KEY, loss, params, x, ("a",), probes=200)
-    found = jc.hessian_sensitivity(trace, errors)
+    sensitivities = jc.hessian_sensitivity(trace, errors)
     delta = jc.quantized(lambda p, x: x @ p["a"]["w"], {"a": jc.LayerQuantization(jc.Uniform(4))})(
         params, x
     )
     expected = 0.5 * float(jnp.sum((delta - params["a"]["w"]) ** 2))
-    assert abs(found.weights[0, 0] - expected) < 4 * found.weights_error[0, 0] + 1e-3 * expected
+    assert (
+        abs(sensitivities.weights[0, 0] - expected)
+        < 4 * sensitivities.weights_error[0, 0] + 1e-3 * expected
+    )
     with pytest.raises(ValueError, match="The traces are of"):
         jc.hessian_sensitivity(trace._replace(sites=("b",)), errors)
 
@@ -288,39 +295,43 @@ def test_no_choice_is_better(of, together):
 def test_limits_and_what_was_not_measured():
     rng = np.random.default_rng(0)
     cost = rows([100, 200, 0], [10, 20, 30], ["linear", "linear", "matmul"])
-    found = table(rng, 3, (2, 4, 8))
-    spec = jc.allocate_bits(found, cost, 1e9, unit="bops", weights={"l0": (4,), "l*": (2, 8)})
+    sensitivities = table(rng, 3, (2, 4, 8))
+    spec = jc.allocate_bits(
+        sensitivities, cost, 1e9, unit="bops", weights={"l0": (4,), "l*": (2, 8)}
+    )
     assert bits_of(spec, "weights") == [4, 8, None]
     assert bits_of(spec, "activations") == [8, 8, 8]
-    spec = jc.allocate_bits(found._replace(activations=None), cost, 300 * 4)
+    spec = jc.allocate_bits(sensitivities._replace(activations=None), cost, 300 * 4)
     assert bits_of(spec, "activations") == [None] * 3
     assert spec["l2"] is None
     # Products of two activations cost the square of their bits.
     least = 10 * 2 * 2 + 20 * 2 * 2 + 30 * 2 * 2
-    jc.allocate_bits(found, cost, least, unit="bops")
+    jc.allocate_bits(sensitivities, cost, least, unit="bops")
     with pytest.raises(ValueError, match=rf"below the least that these widths can cost, {least}"):
-        jc.allocate_bits(found, cost, least - 1, unit="bops")
-    spec = jc.allocate_bits(found, cost, 1e9, method=lambda b: jc.Uniform(b, symmetric=True))
+        jc.allocate_bits(sensitivities, cost, least - 1, unit="bops")
+    spec = jc.allocate_bits(
+        sensitivities, cost, 1e9, method=lambda b: jc.Uniform(b, symmetric=True)
+    )
     assert all(s.activations.symmetric for s in spec.values())
 
 
 def test_bad_input():
     rng = np.random.default_rng(0)
-    cost, found = rows([100, 200], [10, 20]), table(rng, 2, (2, 4))
+    cost, sensitivities = rows([100, 200], [10, 20]), table(rng, 2, (2, 4))
     with pytest.raises(ValueError, match=r"600\.5 bits of weights|599"):
-        jc.allocate_bits(found, cost, 599)
+        jc.allocate_bits(sensitivities, cost, 599)
     with pytest.raises(ValueError, match="'l1' is no layer of the cost"):
-        jc.allocate_bits(found, rows([100], [10]), 1e4)
-    nan = found._replace(weights=found.weights * np.array([[1, 1], [1, np.nan]]))
+        jc.allocate_bits(sensitivities, rows([100], [10]), 1e4)
+    nan = sensitivities._replace(weights=sensitivities.weights * np.array([[1, 1], [1, np.nan]]))
     with pytest.raises(ValueError, match="weights of 'l1' in 4 bits is nan"):
         jc.allocate_bits(nan, cost, 1e4)
     with pytest.raises(ValueError, match=r"'l0' may have \[3\] bits, but the damage of \[3\]"):
-        jc.allocate_bits(found, cost, 1e4, weights={"l0": (3,)})
+        jc.allocate_bits(sensitivities, cost, 1e4, weights={"l0": (3,)})
     with pytest.raises(ValueError, match="matches no site"):
-        jc.allocate_bits(found, cost, 1e4, weights={"conv*": (2,)})
+        jc.allocate_bits(sensitivities, cost, 1e4, weights={"conv*": (2,)})
     with pytest.raises(ValueError, match="can't have one width for both"):
         jc.allocate_bits(
-            found, cost, 1e4, together=True, weights={"*": (2,)}, activations={"*": (4,)}
+            sensitivities, cost, 1e4, together=True, weights={"*": (2,)}, activations={"*": (4,)}
         )
     with pytest.raises(ValueError, match="neither of weights nor of activations"):
         jc.allocate_bits(jc.BitSensitivity(("l0",), (2,)), cost, 1e4)
@@ -346,24 +357,26 @@ def test_sites_that_cannot_be_measured(params):
     (site,) = [row.site for row in jaxeff.cost(looped, stack, X).layers if row.macs]
     with pytest.raises(ValueError, match="outside loops and branches"):
         jc.quantization_errors(looped, stack, X, (site,))
-    found = jc.kl_sensitivity(looped, stack, X, (site,), (1, 8))  # a policy reaches into a loop
-    assert found.weights[0, 0] > found.weights[0, 1] > 0
+    sensitivities = jc.kl_sensitivity(
+        looped, stack, X, (site,), (1, 8)
+    )  # a policy reaches into a loop
+    assert sensitivities.weights[0, 0] > sensitivities.weights[0, 1] > 0
 
 
 @pytest.mark.slow
 def test_the_budget_holds_in_the_spec_itself(params):
-    found = jc.kl_sensitivity(chain, params, X, SITES, (1, 2, 3, 4, 8))
+    sensitivities = jc.kl_sensitivity(chain, params, X, SITES, (1, 2, 3, 4, 8))
     cost = jaxeff.cost(chain, params, X[:1])
     budget = 4 * 4 * cost.macs
-    spec = jc.allocate_bits(found, cost, budget, unit="bops")
+    spec = jc.allocate_bits(sensitivities, cost, budget, unit="bops")
     assert jaxeff.cost(jc.quantized(chain, spec), params, X[:1]).bops <= budget
     even = {"*:linear": jc.Int(4, activations_per="tensor", symmetric=False)}
     assert jaxeff.cost(jc.quantized(chain, even), params, X[:1]).bops == budget
 
     def damage(w, a):
         return sum(
-            found.weights[i, found.widths.index(w[i])]
-            + found.activations[i, found.widths.index(a[i])]
+            sensitivities.weights[i, sensitivities.widths.index(w[i])]
+            + sensitivities.activations[i, sensitivities.widths.index(a[i])]
             for i in range(3)
         )
 
@@ -388,8 +401,8 @@ def test_every_layer_of_resnet18_gets_bits_within_the_budget():
         ("weights", 4 * sum(r.weights for r in cost.layers)),
         ("bops", 16 * cost.macs),
     ):
-        found = table(rng, 21, range(1, 9))._replace(sites=sites)
-        spec = jc.allocate_bits(found, cost, budget, unit=of)
+        sensitivities = table(rng, 21, range(1, 9))._replace(sites=sites)
+        spec = jc.allocate_bits(sensitivities, cost, budget, unit=of)
         rows = [r for r in jaxeff.cost(jc.quantized(f, spec), state, x).layers if r.macs]
         spent = sum(r.weights * r.weight_bits if of == "weights" else r.bops for r in rows)
         assert 0.95 * budget < spent <= budget

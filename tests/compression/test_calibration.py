@@ -90,8 +90,8 @@ def test_loops_and_shared_layers():
     # One range for the uses of a layer, as for the iterations of a loop, so that none is clamped.
     for use in ("head", "head#1"):
         np.testing.assert_allclose(spec[use].range, (3 * h.min(), 3 * h.max()), rtol=1e-5)
-    own = {"head": Int(8, symmetric=False), "head#1": Int(8, symmetric=False)}
-    apart = calibrate(f, params, BATCHES, own).spec
+    sites_of_head = {"head": Int(8, symmetric=False), "head#1": Int(8, symmetric=False)}
+    apart = calibrate(f, params, BATCHES, sites_of_head).spec
     np.testing.assert_allclose(apart["head"].range, (h.min(), h.max()), rtol=1e-5)
     np.testing.assert_allclose(apart["head#1"].range, (3 * h.min(), 3 * h.max()), rtol=1e-5)
     out = quantized(f, spec)(params, data)

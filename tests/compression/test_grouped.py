@@ -48,8 +48,8 @@ def test_a_group_of_one_value_keeps_it(bits, value):
     """A range above zero reaches no further below it than above."""
     alone = jnp.full((4, 2), value)
     for size in (1, 4):
-        found = Grouped(Uniform(bits, "full"), size).quantize(alone, WEIGHT)
-        np.testing.assert_allclose(found, alone, rtol=1e-6)
+        rounded = Grouped(Uniform(bits, "full"), size).quantize(alone, WEIGHT)
+        np.testing.assert_allclose(rounded, alone, rtol=1e-6)
     # Of a positive value among zeros as well as of equal ones.
     np.testing.assert_allclose(
         Grouped(Uniform(bits, "full"), 4).quantize(value * jnp.eye(4), WEIGHT), value * jnp.eye(4)
@@ -96,9 +96,9 @@ def test_bits_of_an_array():
 
 def test_nf4_is_the_nearest_of_its_values():
     got = groups(jc.nf4(16).quantize(W, WEIGHT), 16)
-    given = groups(W, 16)
-    top = np.abs(given).max(1, keepdims=True)
-    distance = np.abs(given[..., None] / top[..., None] - np.asarray(NF4_VALUES))
+    weight_groups = groups(W, 16)
+    top = np.abs(weight_groups).max(1, keepdims=True)
+    distance = np.abs(weight_groups[..., None] / top[..., None] - np.asarray(NF4_VALUES))
     expected = np.asarray(NF4_VALUES)[distance.argmin(-1)] * top
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
 
@@ -109,28 +109,30 @@ def test_nf4_is_the_nearest_of_its_values():
 )
 def test_mx_formats_share_an_exponent(name, dtype, exponent):
     got = groups(jc.mxfp(name).quantize(W, WEIGHT), 32)
-    given = groups(W, 32)
+    weight_groups = groups(W, 32)
     # OCP MX, section 6.3: X = 2^(floor(log2 max) - e_max), elements saturate.
-    scale = 2.0 ** (np.floor(np.log2(np.abs(given).max(1, keepdims=True))) - exponent)
+    scale = 2.0 ** (np.floor(np.log2(np.abs(weight_groups).max(1, keepdims=True))) - exponent)
     most = float(jnp.finfo(dtype).max)
-    expected = np.clip(given / scale, -most, most).astype(jnp.dtype(dtype)).astype(np.float32)
+    expected = (
+        np.clip(weight_groups / scale, -most, most).astype(jnp.dtype(dtype)).astype(np.float32)
+    )
     np.testing.assert_array_equal(got, expected * scale)
 
 
 def test_mxint_has_whole_numbers_of_its_exponent():
     got = groups(jc.mxint(8).quantize(W, WEIGHT), 32)
-    given = groups(W, 32)
-    scale = 2.0 ** np.floor(np.log2(np.abs(given).max(1, keepdims=True))) / 64
-    expected = np.clip(np.round(given / scale), -127, 127) * scale
+    weight_groups = groups(W, 32)
+    scale = 2.0 ** np.floor(np.log2(np.abs(weight_groups).max(1, keepdims=True))) / 64
+    expected = np.clip(np.round(weight_groups / scale), -127, 127) * scale
     np.testing.assert_allclose(got, expected, atol=1e-7)
 
 
 def test_nvfp4_has_scales_of_two_levels():
-    got, given = groups(jc.nvfp4().quantize(W, WEIGHT), 16), groups(W, 16)
-    unit = np.abs(given).max() / (6 * 448)
-    ratio = np.abs(given).max(1, keepdims=True) / 6 / unit
+    got, weight_groups = groups(jc.nvfp4().quantize(W, WEIGHT), 16), groups(W, 16)
+    unit = np.abs(weight_groups).max() / (6 * 448)
+    ratio = np.abs(weight_groups).max(1, keepdims=True) / 6 / unit
     scale = ratio.astype(jnp.float8_e4m3fn).astype(np.float32) * np.float32(unit)
-    steps = np.clip(given / scale, -6, 6).astype(jnp.float4_e2m1fn).astype(np.float32)
+    steps = np.clip(weight_groups / scale, -6, 6).astype(jnp.float4_e2m1fn).astype(np.float32)
     np.testing.assert_allclose(got, steps * scale, rtol=1e-5)
 
 
@@ -174,10 +176,10 @@ def test_square_arrays_are_told_apart():
 
     x = jax.random.normal(jax.random.key(2), (4, 4)) * jnp.array([[1, 0.1, 0.01, 0.001]])
     method, rows = Grouped(Uniform(4), 2), Tensor("", "", "activation", 2, find_summed=lambda: (1,))
-    found = quantized(f, {"*": jc.LayerQuantization(None, method)})({"s": jnp.ones(())}, x)
+    rounded = quantized(f, {"*": jc.LayerQuantization(None, method)})({"s": jnp.ones(())}, x)
     # Of the second factor columns are summed over.
     expected = method.quantize(x, rows) @ method.quantize(jnp.sin(x).T, rows).T
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(rounded, expected, rtol=1e-6)
 
 
 def test_what_cannot_be():

@@ -96,8 +96,8 @@ def test_a_bias_between_the_units_of_few_bits_is_kept():
     (setting,) = spec.values()
     unit = float(setting.range[1]) / 3 * np.abs(params["kernel"]).max(0)  # of a channel's products
     params["bias"] = 0.3 * unit
-    found, near = (jax.jit(h(f, spec))(params, x) for h in (integer, quantized))
-    np.testing.assert_allclose(found, near, atol=1e-4 * unit.min())
+    output, near = (jax.jit(h(f, spec))(params, x) for h in (integer, quantized))
+    np.testing.assert_allclose(output, near, atol=1e-4 * unit.min())
 
 
 def _read_as_codes(program, spec):
@@ -152,8 +152,8 @@ def test_results_may_be_read_inside_too_and_may_be_constants():
     x = jax.random.normal(KEY, (9, 4))
     spec = calibrate(f, params, [x], {"*:linear": Int(8)}).spec
     g = integer(f, spec)
-    found, near = jax.jit(g)(params, x), jax.jit(integer_aware(f, spec))(params, x)
-    for one, other in zip(found, near, strict=True):
+    output, near = jax.jit(g)(params, x), jax.jit(integer_aware(f, spec))(params, x)
+    for one, other in zip(output, near, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
     text = jax.export.export(jax.jit(g))(g.convert(params, x), x).mlir_module()
     assert text.count('stablehlo.composite "jaxeff.q_dense"') == 2
@@ -257,8 +257,8 @@ def test_sums_read_codes_where_codes_there_are(f):
     spec = calibrate(f, p, [x], {"*": Int(4)}).spec
     g = integer(f, spec)
     codes = g.convert(p, x)
-    found, near = jax.jit(g)(codes, x), jax.jit(integer_aware(f, spec))(p, x)
-    np.testing.assert_allclose(found, near, atol=1e-5)
+    output, near = jax.jit(g)(codes, x), jax.jit(integer_aware(f, spec))(p, x)
+    np.testing.assert_allclose(output, near, atol=1e-5)
     # However its result is read, a product is computed once.
     text = jax.export.export(jax.jit(g))(codes, x).mlir_module()
     products = {site for site, _, name in (n.rpartition("/") for n in codes.named())

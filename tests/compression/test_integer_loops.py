@@ -98,9 +98,9 @@ def converted(f, *args, spec=LINEAR):
 def test_products_in_loops_and_branches_are_of_codes(f):
     spec = {"b": LINEAR["*:linear"]} if f is no_rounds else LINEAR
     g, near, codes = converted(f, X, spec=spec)
-    found = jax.jit(g)(codes, X)
-    close(found, jax.jit(near)(W, X))
-    close(jax.jit(g)(W, X), found)
+    output = jax.jit(g)(codes, X)
+    close(output, jax.jit(near)(W, X))
+    close(jax.jit(g)(W, X), output)
     assert share(f, W, codes, X) == 1
     assert all(a.dtype in (np.int8, np.int32) or a.size < 36 for a in codes.arrays.values())
     assert not codes.rest
@@ -130,8 +130,8 @@ def test_a_weight_that_a_loop_changes_stays_in_float():
     with pytest.warns(IntegerFallbackWarning, match="'a' is a product with a weight that a loop"):
         g, near, codes = converted(f, X)
     with pytest.warns(IntegerFallbackWarning, match="'a' is a product with a weight that a loop"):
-        found = jax.jit(g)(codes, X)
-    close(found, jax.jit(near)(W, X))
+        output = jax.jit(g)(codes, X)
+    close(output, jax.jit(near)(W, X))
     assert sites_of(codes) == {"b"}
     assert len(codes.rest) == 1
 
@@ -147,8 +147,8 @@ def test_loops_converted_for_another_spec_are_refused():
 def test_a_loop_without_a_range_says_how_to_get_one():
     with pytest.raises(IntegerError, match=r"a/input_0 has no range: calibrate\(f, params"):
         integer(scanned, LINEAR).convert(W, X)
-    found = integer(scanned, LINEAR, dynamic=True)(W, X)
-    assert all(np.isfinite(y).all() for y in jax.tree.leaves(found))
+    output = integer(scanned, LINEAR, dynamic=True)(W, X)
+    assert all(np.isfinite(y).all() for y in jax.tree.leaves(output))
 
 
 def unrolled(p, x):
@@ -191,9 +191,9 @@ def test_a_weight_has_codes_once_however_often_it_is_used(f, weights, setting):
     uses = [name for name, *_ in codes.shared if name.endswith("/codes")]
     assert uses
     assert {*uses, *matrices} == {name for name in codes.named() if name.endswith("/codes")}
-    found = jax.jit(g)(codes, X)
-    close(found, jax.jit(near)(W, X))
-    np.testing.assert_array_equal(found, jax.jit(g)(W, X))
+    output = jax.jit(g)(codes, X)
+    close(output, jax.jit(near)(W, X))
+    np.testing.assert_array_equal(output, jax.jit(g)(W, X))
     # Arrays are leaves once; structure and names survive a transform.
     leaves = jax.tree.leaves(codes)
     assert len(leaves) == len(codes.arrays) + len(codes.rest)

@@ -101,9 +101,9 @@ def check(f, params, x, dynamic):
     weights = [a for name, a in codes.arrays.items() if name.endswith("/codes")]
     assert weights
     assert {a.dtype for a in weights} == {jnp.dtype("int8")}
-    found, near = jax.jit(g)(codes, x), jax.jit(quantized(f, spec))(params, x)
+    output, near = jax.jit(g)(codes, x), jax.jit(quantized(f, spec))(params, x)
     # Sums are exact; what is left are a few roundings of floats and of biases to units.
-    np.testing.assert_allclose(found, near, rtol=0, atol=1e-5 * np.abs(near).max())
+    np.testing.assert_allclose(output, near, rtol=0, atol=1e-5 * np.abs(near).max())
     return weights
 
 

@@ -54,7 +54,7 @@ def test_sums_are_those_of_the_simulation(f):
     spec = calibrate(f, W, [X], {"*:linear": Int(8)}).spec
     g = integer(f, spec)
     codes = g.convert(W, X)
-    found, near = jax.jit(g)(codes, X), jax.jit(integer_aware(f, spec))(W, X)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(near), strict=True):
+    output, near = jax.jit(g)(codes, X), jax.jit(integer_aware(f, spec))(W, X)
+    for a, b in zip(jax.tree.leaves(output), jax.tree.leaves(near), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max())
     np.testing.assert_array_equal(jax.tree.leaves(g(W, X))[0], jax.tree.leaves(g(codes, X))[0])

@@ -97,11 +97,11 @@ def test_converted_parameters_give_the_same_bits_and_hold_no_float_weight(residu
 @pytest.mark.slow
 def test_batch_norm_shortcut_and_mean_agree_with_floats(residual):
     f, params, x, spec = residual
-    found, exact = jax.jit(integer(f, spec))(params, x), jax.jit(f)(params, x)
+    output, exact = jax.jit(integer(f, spec))(params, x), jax.jit(f)(params, x)
     near = jax.jit(quantized(f, spec))(params, x)
     scale = np.abs(exact).max()
-    assert np.abs(found - near).max() < 0.03 * scale
-    assert np.abs(found - exact).max() < 0.05 * scale
+    assert np.abs(output - near).max() < 0.03 * scale
+    assert np.abs(output - exact).max() < 0.05 * scale
 
 
 @pytest.mark.slow
@@ -169,32 +169,32 @@ def test_dynamic_ranges_are_found_in_every_call(classifier):
     spec = {"*:linear": WEIGHTS}
     g = integer(f, spec, dynamic=True)
     near = jax.jit(quantized(f, spec))(params, x)
-    found = jax.jit(g)(g.convert(params, x), x)
-    np.testing.assert_allclose(found, near, atol=0.02 * np.abs(near).max())
+    output = jax.jit(g)(g.convert(params, x), x)
+    np.testing.assert_allclose(output, near, atol=0.02 * np.abs(near).max())
     alone = jax.jit(g)(params, x[:1])
-    np.testing.assert_allclose(alone, found[:1], atol=1e-6)  # a range per sample
+    np.testing.assert_allclose(alone, output[:1], atol=1e-6)  # a range per sample
 
 
 def test_fixed_point_is_float_but_for_one_code():
     scale = jax.random.uniform(KEY, (500,), minval=-1) * 2.0 ** -jnp.arange(0, 25, 0.05)
     most = jnp.minimum(300 / jnp.abs(scale), 2.0**30)[None]
     sums = (jax.random.uniform(jax.random.key(1), (200, 500), minval=-1) * most).astype(jnp.int32)
-    found = jax.jit(multiplied)(sums, *(part[None] for part in multiplier_of(scale)))
+    output = jax.jit(multiplied)(sums, *(part[None] for part in multiplier_of(scale)))
     exact = np.asarray(sums, np.float64) * np.asarray(scale, np.float64)[None]
-    codes, near = np.clip(np.asarray(found), -255, 255), np.clip(np.rint(exact), -255, 255)
+    codes, near = np.clip(np.asarray(output), -255, 255), np.clip(np.rint(exact), -255, 255)
     assert np.abs(codes - near).max() <= 1
     assert (codes != near).mean() < 0.02
     inside = np.abs(exact) < 250
-    assert np.abs(np.asarray(found) - exact)[inside].max() < 0.52
+    assert np.abs(np.asarray(output) - exact)[inside].max() < 0.52
 
 
 @pytest.mark.slow
 def test_fixed_point_networks_differ_by_little(residual):
     f, params, x, spec = residual
-    near, found = (
+    near, output = (
         jax.jit(integer(f, spec, requantize=kind))(params, x) for kind in ("float", "fixed")
     )
-    assert np.abs(found - near).max() < 0.02 * np.abs(near).max()
+    assert np.abs(output - near).max() < 0.02 * np.abs(near).max()
     codes = integer(f, spec, requantize="fixed").convert(params, x)
     floats = [name for name, a in codes.arrays.items() if a.dtype == jnp.float32]
     assert floats == ["conv3/scale", "fc/scale"]  # of what a mean and the user read
@@ -286,8 +286,8 @@ def test_a_layer_without_a_kernel_is_named_and_computed_as_quantized():
     x = jax.random.normal(KEY, (1, 3, 3, 3, 2))
     spec = calibrate(f, params, [x], {"*": Int(8, per="tensor")}).spec
     with pytest.warns(IntegerFallbackWarning, match="no integer kernel takes; .* floating point"):
-        found = integer(f, spec)(params, x)
-    np.testing.assert_array_equal(found, quantized(f, spec)(params, x))
+        output = integer(f, spec)(params, x)
+    np.testing.assert_array_equal(output, quantized(f, spec)(params, x))
 
 
 @pytest.mark.parametrize("width", [1, 8, 13, 14])
@@ -341,12 +341,12 @@ def test_narrow_floats_stay_between_codes(residual, dtype):
     codes = g.convert(narrow, data)
     assert {"conv1/codes", "fc/codes"} <= set(codes.arrays)
     assert not codes.rest
-    found, wanted = jax.jit(g)(codes, data), jax.jit(quantized(f, spec))(narrow, data)
+    output, wanted = jax.jit(g)(codes, data), jax.jit(quantized(f, spec))(narrow, data)
     dynamic = integer(f, {"*:linear": WEIGHTS}, dynamic=True)
-    assert found.dtype == wanted.dtype == jax.eval_shape(dynamic, narrow, data).dtype == dtype
+    assert output.dtype == wanted.dtype == jax.eval_shape(dynamic, narrow, data).dtype == dtype
     # Codes of activations differ by one at most, and `quantized` rounds sums to the dtype.
-    found, wanted = (y.astype(jnp.float32) for y in (found, wanted))
-    assert jnp.abs(found - wanted).max() <= (0.02 + 4 * float(jnp.finfo(dtype).eps)) * wanted.max()
+    output, wanted = (y.astype(jnp.float32) for y in (output, wanted))
+    assert jnp.abs(output - wanted).max() <= (0.02 + 4 * float(jnp.finfo(dtype).eps)) * wanted.max()
 
 
 def test_layers_in_loops_and_in_float_are_left_as_they_are():
@@ -364,15 +364,15 @@ def test_layers_in_loops_and_in_float_are_left_as_they_are():
     assert len(codes.rest) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = jax.jit(g)(codes, x)
+        output = jax.jit(g)(codes, x)
     near = jax.jit(quantized(f, spec))(params, x)
-    np.testing.assert_allclose(found, near, atol=0.2)
+    np.testing.assert_allclose(output, near, atol=0.2)
 
 
 def test_no_number_is_the_smallest_code():
     grid = Codes.of(Uniform(8, False, (-1.0, 2.0)), Tensor("fc", "input_0", "activation", 1))
-    found = jax.jit(grid.write)(jnp.array([jnp.nan, jnp.inf, -jnp.inf]))
-    np.testing.assert_array_equal(found, [0, 255, 0])
+    output = jax.jit(grid.write)(jnp.array([jnp.nan, jnp.inf, -jnp.inf]))
+    np.testing.assert_array_equal(output, [0, 255, 0])
 
 
 def test_codes_of_a_grid_are_those_of_quantize():

@@ -75,9 +75,9 @@ def test_a_group_of_zeros_stays_zero(bits, steps):
     spec = {"*": Int(bits, activations=False, steps=steps, **GROUPS)}
     params = {"w": (0.01 * PARAMS["up"]["w"]).at[:16].set(0).at[:, 3].set(0)}
     g = integer(one, spec)
-    found = g(g.convert(params, X), X)
-    np.testing.assert_allclose(found, quantized(one, spec)(params, X), rtol=1e-5, atol=1e-6)
-    assert (found[..., 3] == 0).all()
+    output = g(g.convert(params, X), X)
+    np.testing.assert_allclose(output, quantized(one, spec)(params, X), rtol=1e-5, atol=1e-6)
+    assert (output[..., 3] == 0).all()
 
 
 def test_bytes():

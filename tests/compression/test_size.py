@@ -40,15 +40,15 @@ def rows(found):
 
 def test_a_quantized_function_knows_its_bits(lenet):
     f, params = lenet
-    whole = cost(f, params, X)
-    assert (whole.size, whole.bops) == (61_706 * 4, whole.macs * 32 * 32)
-    found = cost(quantized(f, {"*": Int(3, 8, symmetric=False)}), params, X)
+    float_cost = cost(f, params, X)
+    assert (float_cost.size, float_cost.bops) == (61_706 * 4, float_cost.macs * 32 * 32)
+    quantized_cost = cost(quantized(f, {"*": Int(3, 8, symmetric=False)}), params, X)
     # Codes, and of every channel a step, a code for zero, and the bias.
     bits = {s: 3 * n + CHANNELS[s] * (32 + 3 + 32) for s, n in KERNELS.items()}
-    assert {s: row.storage for s, row in rows(found).items() if row.macs} == bits
-    assert found.size == -(-sum(bits.values()) // 8)
-    assert found.bops == whole.macs * 3 * 8
-    assert (found.params, found.macs) == (whole.params, whole.macs)
+    assert {s: row.storage for s, row in rows(quantized_cost).items() if row.macs} == bits
+    assert quantized_cost.size == -(-sum(bits.values()) // 8)
+    assert quantized_cost.bops == float_cost.macs * 3 * 8
+    assert (quantized_cost.params, quantized_cost.macs) == (float_cost.params, float_cost.macs)
 
 
 @pytest.mark.slow
@@ -65,19 +65,19 @@ def test_bits_survive_other_transforms_and_methods_count_what_decodes(lenet):
     assert cost(noisy, KEY, params, X).layers == expected.layers
     other = quantized(jaxeff.noisy(f, {"relu*": jaxeff.Additive(0.1)}), started)
     assert cost(other, KEY, params, X).layers == expected.layers
-    found = rows(expected)
-    assert found["conv2"].storage == 2400 * 4 + 32 + 16 * 32
-    assert found["fc3"].storage == 840 * 8 + 10 * 64 + 10 * 32
-    assert (found["fc3"].weight_bits, found["fc3"].activation_bits) == (8, 32)
+    sizes = rows(expected)
+    assert sizes["conv2"].storage == 2400 * 4 + 32 + 16 * 32
+    assert sizes["fc3"].storage == 840 * 8 + 10 * 64 + 10 * 32
+    assert (sizes["fc3"].weight_bits, sizes["fc3"].activation_bits) == (8, 32)
 
 
 def test_bits_can_be_given_instead(lenet):
     f, params = lenet
-    found = cost(f, params, X, bits={"conv1": (8, 4), "fc1": Widths(1.5, 2, storage=7777)})
-    assert rows(found)["conv1"].storage == 8 * 150 + 32 * 6
-    assert rows(found)["conv1"].bops == 117_600 * 8 * 4
-    assert rows(found)["fc1"].storage == 7777 + 32 * 120
-    assert rows(found)["fc1"].bops == 48_000 * 3
+    quantized_cost = cost(f, params, X, bits={"conv1": (8, 4), "fc1": Widths(1.5, 2, storage=7777)})
+    assert rows(quantized_cost)["conv1"].storage == 8 * 150 + 32 * 6
+    assert rows(quantized_cost)["conv1"].bops == 117_600 * 8 * 4
+    assert rows(quantized_cost)["fc1"].storage == 7777 + 32 * 120
+    assert rows(quantized_cost)["fc1"].bops == 48_000 * 3
     with pytest.raises(SpecError, match=r"'conv9', which is no site; there are input, conv1"):
         cost(f, params, X, bits={"conv9": (8, 4)})
 
@@ -88,10 +88,10 @@ def test_results_that_are_quantized_reach_the_next_product(lenet):
         "relu*": Int(4, weights=False, at="output"),
         "*:linear": Int(2, activations=False, symmetric=False),
     }
-    found = rows(cost(quantized(f, spec), params, X))
-    assert found["conv1"].bops == 117_600 * 2 * 32
-    assert found["conv2"].bops == 240_000 * 2 * 4  # through the pooling, which takes codes
-    assert found["fc1"].bops == 48_000 * 2 * 4  # through the pooling and a reshape
+    sizes = rows(cost(quantized(f, spec), params, X))
+    assert sizes["conv1"].bops == 117_600 * 2 * 32
+    assert sizes["conv2"].bops == 240_000 * 2 * 4  # through the pooling, which takes codes
+    assert sizes["fc1"].bops == 48_000 * 2 * 4  # through the pooling and a reshape
     ranges = initial_ranges(f, params, X, spec)
     followed = running(f, spec)
     assert rows(cost(followed, params, ranges, X))["conv2"].bops == 240_000 * 2 * 4
@@ -136,16 +136,18 @@ def test_parts_and_stacks_of_a_leaf():
         return jnp.tanh(x @ a) @ b
 
     tensor = Uniform(4, symmetric=True, per="tensor")
-    found = cost(quantized(parts, {"*:linear": tensor}), {"w": jnp.ones((8, 16))}, jnp.ones((1, 8)))
-    assert found.size == 128 * 4 / 8 + 8
+    quantized_cost = cost(
+        quantized(parts, {"*:linear": tensor}), {"w": jnp.ones((8, 16))}, jnp.ones((1, 8))
+    )
+    assert quantized_cost.size == 128 * 4 / 8 + 8
 
     def stack(p, x):
         return jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, p["w"])[0]
 
     w = jnp.ones((5, 8, 8))
-    found = cost(quantized(stack, {"*:linear": tensor}), {"w": w}, jnp.ones((1, 8)))
-    assert found.size == 5 * (64 * 4 / 8 + 4)
-    assert found.bops == 5 * 64 * 16
+    quantized_cost = cost(quantized(stack, {"*:linear": tensor}), {"w": w}, jnp.ones((1, 8)))
+    assert quantized_cost.size == 5 * (64 * 4 / 8 + 4)
+    assert quantized_cost.bops == 5 * 64 * 16
 
 
 @pytest.mark.promotes("rank")
@@ -164,9 +166,9 @@ def test_what_takes_the_place_of_a_weight_is_stored():
     g = quantized(
         lambda p, x: x @ p["w"], {"*:linear": LayerQuantization(Learnt(jnp.ones((8, 4))))}
     )
-    found = cost(g, {"w": jnp.ones((8, 4))}, jnp.ones((1, 8)))
-    assert [row.storage for row in found.layers if row.macs] == [32 * 3]
-    assert found.layers[-1].site == "(other)"  # the parameters, which nobody reads
+    quantized_cost = cost(g, {"w": jnp.ones((8, 4))}, jnp.ones((1, 8)))
+    assert [row.storage for row in quantized_cost.layers if row.macs] == [32 * 3]
+    assert quantized_cost.layers[-1].site == "(other)"  # the parameters, which nobody reads
 
 
 def test_activation_memory_of_lenet(lenet):
@@ -215,8 +217,8 @@ def test_activation_memory_in_a_loop():
         return jax.lax.scan(body, x, p["w"])[0]
 
     # The wide array of one iteration beside what goes in; then beside what comes out.
-    found = cost(f, {"w": jnp.ones((3, 8, 32))}, jnp.ones((1, 8)))
-    assert found.peak == 4 * (8 + 32)
+    quantized_cost = cost(f, {"w": jnp.ones((3, 8, 32))}, jnp.ones((1, 8)))
+    assert quantized_cost.peak == 4 * (8 + 32)
 
 
 def test_statistics_need_an_array_of_their_own():

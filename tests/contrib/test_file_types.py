@@ -44,12 +44,12 @@ def tensors():
 
 def graph(found):
     """The published graph in operations of its own: features of groups, then over positions."""
-    node, made = onnx.helper.make_node, []
+    node, nodes = onnx.helper.make_node, []
     table, shift, s1, b1, kernel, bias, s2, b2, head, last = found
 
     def add(kind, *inputs, **attributes):
-        made.append(node(kind, list(inputs), [f"v{len(made)}"], **attributes))
-        return made[-1].output[0]
+        nodes.append(node(kind, list(inputs), [f"v{len(nodes)}"], **attributes))
+        return nodes[-1].output[0]
 
     def gelu(x):
         cube = add("Mul", x, add("Mul", x, add("Mul", x, "c3")))
@@ -68,8 +68,8 @@ def graph(found):
     x = add("Squeeze", add("Conv", x, kernel), "last")
     x = add("ReduceMax", gelu(add("Add", x, bias)), axes=[2], keepdims=0)
     x = add("Add", add("MatMul", norm(x, s2, b2), head), last)
-    made.append(node("Softmax", [x], ["target_label"]))
-    return made
+    nodes.append(node("Softmax", [x], ["target_label"]))
+    return nodes
 
 
 def write(folder, **changes):
@@ -83,13 +83,13 @@ def write(folder, **changes):
     arrays = {name: a for name, a in (found | rest).items() if a is not None}
     given = onnx.helper.make_tensor_value_info("bytes", kinds.INT32, ("n", 2048))
     result = onnx.helper.make_tensor_value_info("target_label", kinds.FLOAT, ("n", len(TYPES)))
-    made = onnx.helper.make_graph(
+    onnx_graph = onnx.helper.make_graph(
         graph(list(found)), "g", [given], [result],
         [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items()],
     )  # fmt: skip
     opsets = [onnx.helper.make_opsetid("", 15)]
     path = folder / "model.onnx"
-    onnx.save(onnx.helper.make_model(made, opset_imports=opsets, ir_version=8), path)
+    onnx.save(onnx.helper.make_model(onnx_graph, opset_imports=opsets, ir_version=8), path)
     (folder / "config.min.json").write_text(json.dumps(CONFIG | changes))
     return path
 
@@ -155,8 +155,8 @@ def test_other_models_are_refused(tmp_path, changes, words):
 
 def test_damaged_and_missing_files(tmp_path):
     path = write(tmp_path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
     with pytest.raises(WeightsError, match="is damaged"):
         load_magika(path)
     for text in ("{", "[]", "[" * 100_000, "{}"):

@@ -139,8 +139,8 @@ def tiny(file):
 def test_logits_of_a_file(file, tiny):
     tokens = np.array([5, 77, 260, 3, 3, 130, 9])
     exact = reference(file, tokens)
-    found = jax.jit(tiny.f)(tiny.params, tokens[None])[0]
-    assert np.abs(found - exact).max() < 1e-5 * np.abs(exact).max()
+    logits = jax.jit(tiny.f)(tiny.params, tokens[None])[0]
+    assert np.abs(logits - exact).max() < 1e-5 * np.abs(exact).max()
 
 
 def test_a_cache_continues(file, tiny):
@@ -297,8 +297,8 @@ def test_smollm2():
     tokens = tokenizer.encode("The capital of France is")
     assert tokens == [504, 3575, 282, 4649, 314]
     exact = reference(next(Path(folder).glob("*.gguf")), tokens)
-    found = jax.jit(f)(params, jnp.array([tokens]))[0]
-    error = np.abs(found - exact).max() / np.abs(exact).max()
+    logits = jax.jit(f)(params, jnp.array([tokens]))[0]
+    error = np.abs(logits - exact).max() / np.abs(exact).max()
     print(f"relative error {error:.2g}")
     assert error < 1e-4
-    assert tokenizer.decode([found[-1].argmax()]) == " Paris"
+    assert tokenizer.decode([logits[-1].argmax()]) == " Paris"

@@ -29,72 +29,72 @@ def posterior():
 @pytest.mark.parametrize("per", ["tensor", "channel", "weight"])
 @pytest.mark.parametrize("nats", [1 / 24, 0.005])
 def test_rounding_costs_what_is_allowed(per, nats):
-    found = posterior_bits(posterior(), nats, per)
-    after = found.posterior["fc"]["kernel"].mean
+    assigned = posterior_bits(posterior(), nats, per)
+    after = assigned.posterior["fc"]["kernel"].mean
     divergence = (np.asarray(after, np.float64) - MEAN) ** 2 / (2 * STD.astype(np.float64) ** 2)
     # Errors are uniform in a step where it is small against the spread of the means.
     error = divergence.std() / np.sqrt(divergence.size)
     assert abs(divergence.mean() - nats) < 5 * error
-    np.testing.assert_array_equal(found.posterior["fc"]["kernel"].var, STD**2)
+    np.testing.assert_array_equal(assigned.posterior["fc"]["kernel"].var, STD**2)
 
 
 def test_the_step_of_alike_weights_is_their_deviation():
     leaf = Gaussian(jnp.asarray(MEAN), jnp.full(MEAN.shape, 0.09))
-    found = posterior_bits({"w": leaf})
-    np.testing.assert_allclose(found.steps["w"], 0.3, rtol=1e-6)
+    assigned = posterior_bits({"w": leaf})
+    np.testing.assert_allclose(assigned.steps["w"], 0.3, rtol=1e-6)
     largest = np.rint(np.abs(MEAN).max() / 0.3)
-    assert found.bits["w"] == np.ceil(np.log2(2 * largest + 2))
-    assert found.size == 2400 * found.bits["w"] + 32
+    assert assigned.bits["w"] == np.ceil(np.log2(2 * largest + 2))
+    assert assigned.size == 2400 * assigned.bits["w"] + 32
     # Half the deviation is a bit more.
     finer = posterior_bits({"w": Gaussian(leaf.mean, leaf.var / 4)})
-    assert finer.bits["w"] == found.bits["w"] + 1
+    assert finer.bits["w"] == assigned.bits["w"] + 1
 
 
 def test_channels_and_weights_have_bits_of_their_own():
-    found = posterior_bits(posterior(), per="channel")
-    steps = found.steps["fc/kernel"]
+    assigned = posterior_bits(posterior(), per="channel")
+    steps = assigned.steps["fc/kernel"]
     np.testing.assert_allclose(steps, STD[:1], rtol=1e-5)
     codes = np.rint(np.abs(MEAN) / STD).max(0, keepdims=True)
-    np.testing.assert_array_equal(found.bits["fc/kernel"], np.ceil(np.log2(codes + 1)) + 1)
-    assert found.sizes["fc/kernel"] == 400 * found.bits["fc/kernel"].sum() + 6 * 32
+    np.testing.assert_array_equal(assigned.bits["fc/kernel"], np.ceil(np.log2(codes + 1)) + 1)
+    assert assigned.sizes["fc/kernel"] == 400 * assigned.bits["fc/kernel"].sum() + 6 * 32
     single = posterior_bits(posterior(), per="weight")
     assert single.bits["fc/kernel"].shape == MEAN.shape
-    assert single.size < found.size < posterior_bits(posterior()).size
+    assert single.size < assigned.size < posterior_bits(posterior()).size
 
 
 def test_noise_alone_has_no_bits():
     leaf = Gaussian(jnp.asarray(MEAN[:4] * 1e-3), jnp.ones((4, 6)))
-    found = posterior_bits({"w": leaf})
-    assert found.bits["w"] == 0
-    assert found.size == 32
-    assert (found.posterior["w"].mean == 0).all()
+    assigned = posterior_bits({"w": leaf})
+    assert assigned.bits["w"] == 0
+    assert assigned.size == 32
+    assert (assigned.posterior["w"].mean == 0).all()
     spec_of = posterior_bits({"w": leaf}).spec(lambda p, x: x @ p["w"], jnp.ones((2, 4)))
     y = quantized(lambda p, x: x @ p["w"], spec_of)({"w": leaf.mean}, jnp.ones((2, 4)))
     assert (y == 0).all()
 
 
 def test_weights_of_little_signal_are_removed():
-    found = posterior_bits(posterior(), threshold=3.0).posterior["fc"]["kernel"]
+    widths = posterior_bits(posterior(), threshold=3.0).posterior["fc"]["kernel"]
     low = np.abs(MEAN) < 3 * STD
     assert low.any()
-    assert (np.asarray(found.mean)[low] == 0).all()
-    assert (np.asarray(found.var)[low] == 0).all()
-    assert (np.asarray(found.var)[~low] > 0).all()
+    assert (np.asarray(widths.mean)[low] == 0).all()
+    assert (np.asarray(widths.var)[low] == 0).all()
+    assert (np.asarray(widths.var)[~low] > 0).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per", ["tensor", "channel", "weight"])
 def test_the_spec_says_the_same(per):
     x = jax.random.normal(jax.random.key(0), (3, 400))
-    found = posterior_bits(posterior(), per=per)
-    spec = found.spec(net, x)
+    assigned = posterior_bits(posterior(), per=per)
+    spec = assigned.spec(net, x)
     assert set(spec) == {"fc", "out"}
     plain = jax.tree.map(lambda g: g.mean, posterior(), is_leaf=lambda v: isinstance(v, Gaussian))
-    rounded = {k: {"kernel": v["kernel"].mean} for k, v in found.posterior.items()}
+    rounded = {k: {"kernel": v["kernel"].mean} for k, v in assigned.posterior.items()}
     ours = jax.jit(quantized(net, spec))(plain, x)
     np.testing.assert_allclose(ours, net(rounded, x), rtol=1e-5, atol=1e-5)
-    assert np.isfinite(moments(net)(found.posterior, x).var).all()
-    assert "fc/kernel" in repr(found)
+    assert np.isfinite(moments(net)(assigned.posterior, x).var).all()
+    assert "fc/kernel" in repr(assigned)
 
 
 def test_what_cannot_be():

@@ -37,10 +37,10 @@ def frequencies(key, **how):
 )
 def test_tokens_are_drawn_by_the_probabilities_that_are_left(how, expected):
     expected = np.asarray(expected) / np.sum(expected)
-    found = frequencies(jax.random.key(3), **how)
+    shares = frequencies(jax.random.key(3), **how)
     # Five standard errors of a frequency; what may not be drawn never is.
     errors = np.sqrt(expected * (1 - expected) / DRAWS)
-    assert (np.abs(found - expected) <= 5 * errors).all()
+    assert (np.abs(shares - expected) <= 5 * errors).all()
 
 
 @pytest.mark.parametrize("how", [{"top_k": 2}, {"top_p": 0.4}])

@@ -34,12 +34,12 @@ OTHERWISE = {"frost", "glass_blur", "elastic_transform"}
 def test_a_corruption_keeps_shape_and_range_and_grows_with_severity(name):
     distances = []
     for severity in (1, 2, 3, 4, 5):
-        made = jax.jit(lambda key, x, s=severity: corrupt(key, x, name, s))(KEY, PATCHES)
-        assert made.shape == PATCHES.shape
-        assert made.dtype == PATCHES.dtype
-        assert made.min() >= 0
-        assert made.max() <= 1
-        distances.append(float(jnp.abs(made - PATCHES).mean()))
+        corrupted = jax.jit(lambda key, x, s=severity: corrupt(key, x, name, s))(KEY, PATCHES)
+        assert corrupted.shape == PATCHES.shape
+        assert corrupted.dtype == PATCHES.dtype
+        assert corrupted.min() >= 0
+        assert corrupted.max() <= 1
+        distances.append(float(jnp.abs(corrupted - PATCHES).mean()))
     assert distances[0] > 1e-3
     if name not in OTHERWISE:
         # Motion's third and fourth kernels differ where both are zero in float32.
@@ -49,19 +49,23 @@ def test_a_corruption_keeps_shape_and_range_and_grows_with_severity(name):
 
 @pytest.mark.slow
 def test_glass_is_blurred_more_and_then_moved_twice():
-    made = [corrupt(KEY, PATCHES, "glass_blur", severity) for severity in (1, 2, 3, 4, 5)]
-    edges = [float(jnp.abs(jnp.diff(images, axis=1)).mean()) for images in made]
+    corrupted = [corrupt(KEY, PATCHES, "glass_blur", severity) for severity in (1, 2, 3, 4, 5)]
+    edges = [float(jnp.abs(jnp.diff(images, axis=1)).mean()) for images in corrupted]
     assert edges[0] > edges[1] > edges[2]
     assert edges[3] > edges[4]
-    once, twice = (float(jnp.abs(images - PATCHES).mean()) for images in (made[2], made[3]))
+    once, twice = (
+        float(jnp.abs(images - PATCHES).mean()) for images in (corrupted[2], corrupted[3])
+    )
     assert twice > once
 
 
 @pytest.mark.slow
 def test_frost_hides_more_with_severity():
     def likeness(severity):
-        made = corrupt(KEY, PATCHES, "frost", severity).reshape(len(PATCHES), -1)
-        pairs = zip(np.asarray(made), np.asarray(PATCHES).reshape(len(PATCHES), -1), strict=True)
+        corrupted = corrupt(KEY, PATCHES, "frost", severity).reshape(len(PATCHES), -1)
+        pairs = zip(
+            np.asarray(corrupted), np.asarray(PATCHES).reshape(len(PATCHES), -1), strict=True
+        )
         return np.mean([np.corrcoef(a, b)[0, 1] for a, b in pairs])
 
     assert (np.diff([likeness(severity) for severity in (1, 2, 3, 4, 5)]) < 0).all()
@@ -73,8 +77,8 @@ def test_displacements_get_rougher_with_severity():
     ramps = jnp.broadcast_to(ramps[None], (8, 32, 32, 2))
 
     def roughness(severity):
-        made = corrupt(KEY, ramps, "elastic_transform", severity)[:, 10:22, 10:22]
-        return np.abs(np.diff(made, 2, axis=1)).mean()
+        corrupted = corrupt(KEY, ramps, "elastic_transform", severity)[:, 10:22, 10:22]
+        return np.abs(np.diff(corrupted, 2, axis=1)).mean()
 
     assert (np.diff([roughness(severity) for severity in (1, 2, 3, 4, 5)]) > 0).all()
 
@@ -82,11 +86,11 @@ def test_displacements_get_rougher_with_severity():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_gray_images_and_keys(name):
-    made = corrupt(KEY, GRAY, name, 5)
-    assert made.shape == GRAY.shape
-    np.testing.assert_array_equal(made, corrupt(KEY, GRAY, name, 5))
+    corrupted = corrupt(KEY, GRAY, name, 5)
+    assert corrupted.shape == GRAY.shape
+    np.testing.assert_array_equal(corrupted, corrupt(KEY, GRAY, name, 5))
     other = corrupt(jax.random.key(1), GRAY, name, 5)
-    assert np.array_equal(made, other) == (name not in RANDOM)
+    assert np.array_equal(corrupted, other) == (name not in RANDOM)
 
 
 @pytest.mark.slow
@@ -133,12 +137,12 @@ def test_an_affine_deformation_moves_a_ramp_linearly():
 @pytest.mark.parametrize(("severity", "quality"), [(1, 80), (5, 40)])
 def test_jpeg_is_about_what_a_file_holds(severity, quality):
     ours = np.asarray(corrupt(KEY, PATCHES, "jpeg_compression", severity))
-    for image, made in zip(np.asarray(PATCHES), ours, strict=True):
+    for image, corrupted in zip(np.asarray(PATCHES), ours, strict=True):
         file = io.BytesIO()
         exact = np.round(image * 255).astype(np.uint8)
         Image.fromarray(exact).save(file, "JPEG", quality=quality)
         theirs = np.asarray(Image.open(file), np.float64) / 255
-        error = np.sqrt(((made - theirs) ** 2).mean())
+        error = np.sqrt(((corrupted - theirs) ** 2).mean())
         # The library interpolates colours where pixels are repeated here.
         assert error < 0.6 * np.sqrt(((theirs - image) ** 2).mean()) + 0.004
 

@@ -27,12 +27,12 @@ PLACEHOLDER = re.compile(r"<\w+>|\[--|\.$")
 
 def commands(text: Text) -> list[str]:
     """The commands of a text; a line that chains several with && is several."""
-    found = [" ".join(span.split()) for span in INLINE.findall(text.markdown)]
+    wrong = [" ".join(span.split()) for span in INLINE.findall(text.markdown)]
     prose = re.sub(r"`[^`]*`", "", text.markdown)
     for line in ON_LINES.findall(prose):
         line = re.split(r"\s{2,}|\s#", line)[0]  # a remark after it
-        found += [part.strip() for part in line.split("&&")]
-    return list(dict.fromkeys(found))
+        wrong += [part.strip() for part in line.split("&&")]
+    return list(dict.fromkeys(wrong))
 
 
 @functools.cache

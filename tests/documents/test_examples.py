@@ -49,13 +49,13 @@ SYBIL = Sybil(
 
 
 def _with_examples():
-    found = []
+    wrong = []
     for path in (*markdown_files(), *modules()):
         if "```" in path.read_text():
             document = SYBIL.parse(path)
             if list(document.examples()):
-                found.append(pytest.param(document, id=str(path.relative_to(ROOT))))
-    return found
+                wrong.append(pytest.param(document, id=str(path.relative_to(ROOT))))
+    return wrong
 
 
 @pytest.fixture
@@ -97,15 +97,15 @@ def test_examples_run_as_printed(document, request, tmp_path, monkeypatch):
 
 def unfenced_code(text: Text) -> list[str]:
     """Paragraphs outside of fences that are Python; no prose is."""
-    found = []
+    wrong = []
     for paragraph in re.split(r"\n\s*\n", FENCE.sub("", text.markdown)):
         try:
             tree = ast.parse(textwrap.dedent(paragraph))
         except SyntaxError:
             continue
         if any(isinstance(node, OF_EXAMPLES) for node in ast.walk(tree)):
-            found.append(paragraph)
-    return found
+            wrong.append(paragraph)
+    return wrong
 
 
 @pytest.mark.slow

@@ -242,12 +242,12 @@ def test_the_table_of_methods_is_that_of_its_kept_run():
     shown = {row[0]: row[2:] for row in cells if len(row) == 7 and row[0] in METHODS}
     assert shown.keys() == METHODS.keys()
     for label, (method, by) in METHODS.items():
-        own = [row for row in rows if row["method"] == method and row["by"] == by]
+        rows_of_method = [row for row in rows if row["method"] == method and row["by"] == by]
         names = ("accuracy", "nll", "auroc", "gradients_over_one", "time_over_one")
         for name, text in zip(names, shown[label], strict=True):
             if text == "a Jacobian per input":
                 continue
-            value = sum(row[name] for row in own) / len(own)
+            value = sum(row[name] for row in rows_of_method) / len(rows_of_method)
             # Half of the last digit that is written.
             digits = len(text.partition(".")[2])
             assert abs(value - float(text)) <= 0.5001 * 10**-digits, (label, name, value)

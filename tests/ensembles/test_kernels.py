@@ -50,16 +50,16 @@ def derived(points, kernel, method):
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("method", ["wgd", "svgd"])
 def test_the_field_is_that_of_autograd(kernel, method):
-    found = repulsion(POINTS, kernel, method)
-    np.testing.assert_allclose(found.field, derived(POINTS, kernel, method), atol=1e-5)
+    force = repulsion(POINTS, kernel, method)
+    np.testing.assert_allclose(force.field, derived(POINTS, kernel, method), atol=1e-5)
     far = repulsion(POINTS + 100.0, kernel, method)
-    np.testing.assert_allclose(far.field, found.field, atol=1e-4)
+    np.testing.assert_allclose(far.field, force.field, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["wgd", "svgd"])
 def test_the_potential_falls_along_the_field(method):
     kernel = RBF(3.0)
-    found = repulsion(POINTS, kernel, method)
+    force = repulsion(POINTS, kernel, method)
 
     def potential(mine, i):
         difference = mine[None] - POINTS
@@ -67,10 +67,10 @@ def test_the_potential_falls_along_the_field(method):
         return jnp.log(k.sum()) if method == "wgd" else k.sum() / 5
 
     total = sum(potential(POINTS[i], i) for i in range(5))
-    np.testing.assert_allclose(found.potential, total, rtol=1e-5)
+    np.testing.assert_allclose(force.potential, total, rtol=1e-5)
     for i in range(5):
         others = jax.grad(lambda mine, i=i: potential(mine, i))(POINTS[i])
-        np.testing.assert_allclose(found.field[i], -others, atol=1e-5)
+        np.testing.assert_allclose(force.field[i], -others, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
@@ -80,16 +80,16 @@ def test_identical_members_feel_nothing_and_stay_finite(kernel, method):
     np.testing.assert_array_equal(same.field, np.zeros((4, 3)))
     assert jnp.isfinite(same.potential)
     pair = jnp.concatenate([jnp.zeros((2, 3)), jnp.ones((2, 3))])
-    found = repulsion(pair, kernel, method)
-    assert np.isfinite(found.field).all()
-    assert (found.field[0] < 0).all()
-    assert (found.field[3] > 0).all()
+    force = repulsion(pair, kernel, method)
+    assert np.isfinite(force.field).all()
+    assert (force.field[0] < 0).all()
+    assert (force.field[3] > 0).all()
 
 
 def test_the_median_makes_the_field_follow_the_scale():
-    found, large = repulsion(POINTS, RBF(), "wgd"), repulsion(10.0 * POINTS, RBF(), "wgd")
-    np.testing.assert_allclose(large.kernel, found.kernel, rtol=1e-4)
-    np.testing.assert_allclose(10.0 * large.field, found.field, rtol=1e-3)
+    force, large = repulsion(POINTS, RBF(), "wgd"), repulsion(10.0 * POINTS, RBF(), "wgd")
+    np.testing.assert_allclose(large.kernel, force.kernel, rtol=1e-4)
+    np.testing.assert_allclose(10.0 * large.field, force.field, rtol=1e-3)
 
 
 def test_what_a_kernel_refuses():

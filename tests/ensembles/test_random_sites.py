@@ -39,12 +39,12 @@ def infer(sites):
 
 @pytest.mark.slow
 def test_it_finds_the_layer_that_knows_what_it_has_not_seen():
-    found = choose_random(
+    choice = choose_random(
         KEY, f, PARAMS, (X, LABELS), infer, outside=OUTSIDE, times=20.0, samples=20
     )
-    assert found.sites[0] == "last"
-    assert "first" not in found.sites
-    none, *tried = found.trials
+    assert choice.sites[0] == "last"
+    assert "first" not in choice.sites
+    none, *tried = choice.trials
     assert none.sites == ()
     np.testing.assert_allclose(
         none.nll, nll_from_log(jax.nn.log_softmax(f(PARAMS, X)), LABELS), rtol=1e-5
@@ -61,22 +61,22 @@ def test_it_finds_the_layer_that_knows_what_it_has_not_seen():
         )
         scores = (decompose_logits(each).epistemic for each in (inside, outside))
         np.testing.assert_allclose(trial.auroc, auroc(*scores), rtol=1e-5)
-    assert "chosen" in str(found)
-    kernel = found.posterior["last"]["kernel"]
+    assert "chosen" in str(choice)
+    kernel = choice.posterior["last"]["kernel"]
     np.testing.assert_array_equal(kernel.var, SPREAD["last"])
 
 
 def test_a_budget_leaves_out_what_it_can_not_pay():
     # Two draws of the first layer cost two networks, of the last one a sixth more than one.
-    found = choose_random(KEY, f, PARAMS, (X, LABELS), infer, outside=OUTSIDE, times=1.5)
-    assert {t.sites for t in found.trials} == {(), ("last",)}
-    assert found.trials[1].draws == affordable_members(f, PARAMS, X[:1], ("last",), times=1.5)
+    choice = choose_random(KEY, f, PARAMS, (X, LABELS), infer, outside=OUTSIDE, times=1.5)
+    assert {t.sites for t in choice.trials} == {(), ("last",)}
+    assert choice.trials[1].draws == affordable_members(f, PARAMS, X[:1], ("last",), times=1.5)
 
 
 def test_the_likelihood_alone_may_decide_and_keep_the_network():
-    found = choose_random(KEY, f, PARAMS, (X, LABELS), infer, sites=("first",), times=10.0)
-    assert found.sites == ()
-    assert found.posterior is None
-    assert np.isnan(found.trials[1].auroc)
+    choice = choose_random(KEY, f, PARAMS, (X, LABELS), infer, sites=("first",), times=10.0)
+    assert choice.sites == ()
+    assert choice.posterior is None
+    assert np.isnan(choice.trials[1].auroc)
     with pytest.raises(ValueError, match="no sites with weights"):
         choose_random(KEY, lambda p, x: x[:, :2], PARAMS, (X, LABELS), infer)

@@ -86,9 +86,9 @@ def test_function_space_repulsion_is_the_field_pulled_back(on, method):
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [RBF(), RBF(power=1)])
 def test_repulsion_may_move_the_members_alone(kernel):
-    own = {"samples": OUTSIDE, "strength": 0.3, "kernel": kernel}
+    settings = {"samples": OUTSIDE, "strength": 0.3, "kernel": kernel}
     everything, alone = (
-        gradients(repulsive(member_loss(G), G, moves=moves, **own), HEADS)
+        gradients(repulsive(member_loss(G), G, moves=moves, **settings), HEADS)
         for moves in ("all", "members")
     )
     _, _, without = gradients(member_loss(G), HEADS)

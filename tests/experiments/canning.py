@@ -23,10 +23,10 @@ VALUES = 400
 def can(name: str, results: Path) -> None:
     """Keeps the fast run of a study."""
     study = load(name).name
-    found = json.loads((results / f"{study}-fast.json").read_text())
-    del found["versions"]
+    report = json.loads((results / f"{study}-fast.json").read_text())
+    del report["versions"]
     with gzip.GzipFile(FOLDER / f"{study}.json.gz", "wb", mtime=0) as file:
-        file.write(json.dumps(found).encode())
+        file.write(json.dumps(report).encode())
     if (arrays := results / f"{study}-fast" / "arrays.npz").exists():
         with np.load(arrays) as loaded:
             kept = {name: _thin(name, loaded[name]) for name in loaded}
@@ -35,14 +35,14 @@ def can(name: str, results: Path) -> None:
 
 def open_can(name: str, size: str = "fast") -> Report:
     """The report of a kept run, as if it had been made at a size, without its checks."""
-    found = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))
+    report = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))
     known = ("experiment", "size", "config", "rows", "checks", "differences")
-    extra = {key: value for key, value in found.items() if key not in known}
+    extra = {key: value for key, value in report.items() if key not in known}
     arrays = {}
     if (path := FOLDER / f"{name}.npz").exists():
         with np.load(path) as loaded:
             arrays = {key: loaded[key] for key in loaded}
-    return Report(name, size, found["config"], found["rows"], extra, arrays)
+    return Report(name, size, report["config"], report["rows"], extra, arrays)
 
 
 def _thin(name: str, array: np.ndarray) -> np.ndarray:

@@ -30,9 +30,9 @@ def test_the_front_is_what_nothing_beats():
 
 
 def test_judging():
-    found = report()
-    study.STUDY.judge(found)
-    assert [check["passed"] for check in found.checks] == [True, True, True, True, True]
+    written = report()
+    study.STUDY.judge(written)
+    assert [check["passed"] for check in written.checks] == [True, True, True, True, True]
     flat = report({**dict.fromkeys(ACCURACY, 0.8), (8, 8): 0.81})
     study.STUDY.judge(flat)
     # All but the fastest and the most accurate are beaten, and nothing costs accuracy.

@@ -43,12 +43,12 @@ def test_epochs_of_lenet5_are_those_that_are_asked_for():
 
 def test_a_kill_costs_one_posterior(monkeypatch, tmp_path):
     """What is finished stays, is reported alone, and is not made again."""
-    can, made = open_can("dirty_mnist"), []
+    can, calls = open_can("dirty_mnist"), []
 
     def posterior(run, name):
-        if len(made) == 1:
+        if len(calls) == 1:
             raise KeyboardInterrupt
-        made.append(name)
+        calls.append(name)
         yield {"of": "training", "network": name, **can.extra["trainings"][name]}
         for row in can.rows:
             if row["method"].split()[0] == name and row["method"] != study.CHAINS:
@@ -67,19 +67,19 @@ def test_a_kill_costs_one_posterior(monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         quiet.main(arguments)
     quiet.main([*arguments, "--kept"])
-    found = json.loads((tmp_path / "dirty_mnist-fast.json").read_text())
-    assert [row["method"] for row in found["rows"]] == ["mlp svi", "mlp moments"]
-    assert found[LEFT] == 3
-    made.clear()
+    report = json.loads((tmp_path / "dirty_mnist-fast.json").read_text())
+    assert [row["method"] for row in report["rows"]] == ["mlp svi", "mlp moments"]
+    assert report[LEFT] == 3
+    calls.clear()
     with pytest.raises(KeyboardInterrupt):
         quiet.main(arguments)
-    assert made == ["mlp-subset"]
-    made[:] = [None] * 9
+    assert calls == ["mlp-subset"]
+    calls[:] = [None] * 9
     quiet.main(arguments)
-    found = json.loads((tmp_path / "dirty_mnist-fast.json").read_text())
-    assert found["rows"] == can.rows
+    report = json.loads((tmp_path / "dirty_mnist-fast.json").read_text())
+    assert report["rows"] == can.rows
     for name in ("sweep", "draws", "trainings", "chains"):
-        assert found[name] == can.extra[name], name
+        assert report[name] == can.extra[name], name
     with np.load(tmp_path / "dirty_mnist-fast" / "arrays.npz") as arrays:
         assert "mlp moments/clean/aleatoric" in arrays
 
@@ -146,10 +146,10 @@ def test_the_sweep_scales_variances(sets, model, logits):
 def test_misread_is_exp_of_what_softplus_makes_a_deviation():
     raw = np.array([-6.0, -1.0, 0.5])
     deviation = np.log1p(np.exp(raw))
-    given = {"w": Gaussian(np.zeros(3), jnp.asarray(deviation**2)), "b": np.ones(2)}
-    found = evaluation.misread(given)
+    weights = {"w": Gaussian(np.zeros(3), jnp.asarray(deviation**2)), "b": np.ones(2)}
+    found = evaluation.misread(weights)
     np.testing.assert_allclose(found["w"].var, np.exp(raw), rtol=1e-5)
-    np.testing.assert_array_equal(found["b"], given["b"])
+    np.testing.assert_array_equal(found["b"], weights["b"])
 
 
 @pytest.mark.slow

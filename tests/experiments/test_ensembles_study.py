@@ -35,8 +35,8 @@ def test_deep_ensembles_share_no_network_and_begin_with_their_seeds(seeds, few):
 def test_repulsive_samples_have_the_size_asked_for(kind):
     x = jax.random.normal(KEY, (12, 28, 28, 1))
     images = SimpleNamespace(spare=x + 10, other=x + 20)
-    made = SimpleNamespace(images=images, settings=SimpleNamespace(repulsive=5))
-    found = methods.samples_of(made, kind)(KEY, x)
+    task = SimpleNamespace(images=images, settings=SimpleNamespace(repulsive=5))
+    found = methods.samples_of(task, kind)(KEY, x)
     assert found.shape == (5, 28, 28, 1)
     expected = {"ambiguous": 10, "other": 20}.get(kind, 0)
     assert float(found.mean()) == pytest.approx(expected, abs=0.1)
@@ -45,7 +45,7 @@ def test_repulsive_samples_have_the_size_asked_for(kind):
 
 def test_the_strength_is_the_best_that_costs_no_accuracy():
     labels = jnp.arange(100) % 10
-    made = SimpleNamespace(images=SimpleNamespace(held_labels=labels))
+    task = SimpleNamespace(images=SimpleNamespace(held_labels=labels))
 
     def found(right, separation):
         log_probs = jnp.log(jax.nn.one_hot((labels + (jnp.arange(100) >= right)) % 10, 10))
@@ -54,7 +54,7 @@ def test_the_strength_is_the_best_that_costs_no_accuracy():
         return {"clean": (log_probs, parts[0]), "ood": (log_probs, parts[1])}
 
     tried = [(0.1, found(100, 0.1)), (1.0, found(100, 0.3)), (10.0, found(80, 0.9))]
-    best, rows = bench.chosen(tried, made)
+    best, rows = bench.chosen(tried, task)
     assert best == 1.0
     assert [row["held_accuracy"] for row in rows] == pytest.approx([1.0, 1.0, 0.8])
     assert rows[2]["held_auroc"] > rows[1]["held_auroc"] > rows[0]["held_auroc"]

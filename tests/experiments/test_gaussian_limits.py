@@ -38,8 +38,8 @@ def test_a_full_run_outlives_a_fast_one(tmp_path):
     study = replace(gaussian_limits.STUDY, sizes=small, plots=())
     for option in ([], ["--fast"], ["--full"]):
         study.main([*option, "--results", str(tmp_path)])
-    found = {path.name: json.loads(path.read_text())["config"] for path in tmp_path.glob("*.json")}
-    assert {name: config["draws"] for name, config in found.items()} == {
+    report = {path.name: json.loads(path.read_text())["config"] for path in tmp_path.glob("*.json")}
+    assert {name: config["draws"] for name, config in report.items()} == {
         "gaussian_limits-fast.json": 200,
         "gaussian_limits.json": 400,
         "gaussian_limits-full.json": 600,

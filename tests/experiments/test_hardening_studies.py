@@ -113,8 +113,8 @@ def test_midpoints_and_checks_follow_from_the_curves():
     rows = [row("none", falls_at(0.2))]
     for sigma in (0.5, 1.0, 2.0, 4.0):
         # The network trained at a level does there what a midpoint of 2 asks for.
-        own = np.interp(sigma, LEVELS, falls_at(2.0))
-        rows.append(row("noise", [own] * len(LEVELS), sigma=sigma))
+        accuracy = np.interp(sigma, LEVELS, falls_at(2.0))
+        rows.append(row("noise", [accuracy] * len(LEVELS), sigma=sigma))
     quantized = {"scaling": "dynamic", "bits": 4}
     rows.append(row("qat", falls_at(0.15, 0.85), **quantized))
     rows.append(row("qat", falls_at(0.4, 0.8), **quantized | {"scaling": "constant"}))

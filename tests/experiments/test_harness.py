@@ -74,18 +74,18 @@ def test_the_example_runs(coins, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "source spread" in printed
     assert printed.count(" ok ") == 3
-    found = read(tmp_path / "coins.json")
-    assert list(found)[:7] == [
+    report = read(tmp_path / "coins.json")
+    assert list(report)[:7] == [
         "experiment", "size", "config", "versions", "rows", "checks", "differences",
     ]  # fmt: skip
-    assert found["config"] == {
+    assert report["config"] == {
         "size": "default",
         "seed": 0,
         "tosses": [10, 100, 1000],
         "coins": 400,
     }
-    assert found["differences"] == ["The source tosses no coins."]
-    assert all(check["passed"] for check in found["checks"])
+    assert report["differences"] == ["The source tosses no coins."]
+    assert all(check["passed"] for check in report["checks"])
     assert (tmp_path / "coins" / "spread.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -238,18 +238,18 @@ def test_what_is_kept_is_reported_while_the_rest_is_missing(coins, quiet, tmp_pa
     less = replace(less, claims=quiet.claims)
     less.main(arguments)
     study.main([*arguments, "--kept"])
-    found = read(tmp_path / "coins.json")
-    assert found["tasks_left"] == 1
-    assert [row["tosses"] for row in found["rows"]] == [10, 100]
-    *single, last = found["checks"]
+    written = read(tmp_path / "coins.json")
+    assert written["tasks_left"] == 1
+    assert [row["tosses"] for row in written["rows"]] == [10, 100]
+    *single, last = written["checks"]
     # What is of single rows is decided; what needs the missing one isn't.
     assert [check["passed"] for check in single] == [True, True]
     assert (last["name"], last["passed"]) == ("mean spread", None)
     assert last["needs"] == "the rest of the run"
     study.main(arguments)
-    found = read(tmp_path / "coins.json")
-    assert "tasks_left" not in found
-    assert found["checks"][-1]["passed"] is True
+    written = read(tmp_path / "coins.json")
+    assert "tasks_left" not in written
+    assert written["checks"][-1]["passed"] is True
 
 
 def test_parts_that_are_not_kept_by_task_are_left_out_of_what_is_kept(quiet, tmp_path):

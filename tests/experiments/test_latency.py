@@ -83,11 +83,11 @@ def test_onnx_runtime_agrees(model):
     for package in PACKAGES["onnxruntime"]:
         pytest.importorskip(package)
     net = networks.subject(model, 2)
-    found = list(contestants("onnxruntime", net, networks.METHODS, SETUP))
-    assert {c.method for c in found} == {"deterministic", "moments", "multihead"}
+    names = list(contestants("onnxruntime", net, networks.METHODS, SETUP))
+    assert {c.method for c in names} == {"deterministic", "moments", "multihead"}
     # The textbook's variances of the ONNX graph are differences of raw moments.
-    assert all(c.error < 1e-4 for c in found)
-    assert all(c.meter(1) > 0 for c in found)
+    assert all(c.error < 1e-4 for c in names)
+    assert all(c.meter(1) > 0 for c in names)
 
 
 @pytest.mark.parametrize(("value", "passed"), [(0.9, True), (1.1, False)])

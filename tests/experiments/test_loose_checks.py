@@ -32,8 +32,8 @@ WHOLE = {"part": "float", "macs": 1, "bops": 1, "validation": 0.9, "accuracy": 0
 def test_a_search_gains_by_two_errors_over_seeds(pruning, held):
     joint = [0.88, 0.90, 0.89][: len(pruning)]
     rows = [WHOLE, *searches("joint", joint), *searches("pruning", pruning)]
-    found = checks("galen", rows, {"targets": [0.2]})
-    assert found.get("joint agent at 0.2: reward beyond pruning's") is held
+    verdicts = checks("galen", rows, {"targets": [0.2]})
+    assert verdicts.get("joint agent at 0.2: reward beyond pruning's") is held
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_policies_are_judged_by_their_spread_over_seeds(weights, held):
     rows = searches("quantization", [0.8] * len(weights))
     for row, bits in zip(rows, weights, strict=True):
         row["weights"] = bits
-    found = checks("galen", [WHOLE, *rows], {"targets": [0.2]})
-    assert [passed for name, passed in found.items() if "two errors" in name] == held
+    verdicts = checks("galen", [WHOLE, *rows], {"targets": [0.2]})
+    assert [passed for name, passed in verdicts.items() if "two errors" in name] == held
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,11 @@ def test_retraining_gains_by_two_errors_over_chips(gains, held):
         for device, gain in enumerate(gains)
         for name in source.SOFTWARE_ROWS
     ]  # fmt: skip
-    found = checks("analog", rows, {"data": "d"})
-    own = [passed for name, passed in found.items() if name.startswith("representation, incr")]
-    assert own == ([] if held is None else [held])
+    verdicts = checks("analog", rows, {"data": "d"})
+    passed_checks = [
+        passed for name, passed in verdicts.items() if name.startswith("representation, incr")
+    ]
+    assert passed_checks == ([] if held is None else [held])
 
 
 @pytest.mark.parametrize(("learned", "held"), [(0.60, True), (0.52, False)])
@@ -75,8 +77,8 @@ def test_learned_steps_gain_more_than_the_images_tell(learned, held):
         {"part": "methods", "method": "lsq 2", "trained": learned, **shared},
         {"part": "methods", "method": "fixed 2", "trained": 0.5, **shared},
     ]
-    found = checks("compression", rows, {"subjects": [subject]})
-    assert [passed for name, passed in found.items() if "learned steps gain" in name] == [held]
+    verdicts = checks("compression", rows, {"subjects": [subject]})
+    assert [passed for name, passed in verdicts.items() if "learned steps gain" in name] == [held]
 
 
 def test_methods_that_say_nothing_of_certainty_beside_one_network_fail():

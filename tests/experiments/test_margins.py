@@ -22,8 +22,8 @@ def test_a_margin_is_exceeded_by_chance_as_often_as_it_says(counts):
 
 def test_standard_deviations_give_the_margin_of_their_samples():
     samples = [[0.1, 0.4, 0.3], [0.2, 0.9, 0.7]]
-    own = margins.of_spreads(3, *(float(np.std(one)) for one in samples))
-    assert own == pytest.approx(margins.margin(*samples))
+    margin = margins.of_spreads(3, *(float(np.std(one)) for one in samples))
+    assert margin == pytest.approx(margins.margin(*samples))
     assert margins.of_spreads(1, 0.0, 0.0) is None
 
 
@@ -48,5 +48,5 @@ def test_the_error_of_an_auroc_is_that_of_its_draws():
     ]
     # Hanley and McNeil's is exact for exponential scores; a deviation of so many draws is known
     # to 1 / sqrt(2 trials).
-    own = margins.auroc_error(float(np.mean(values)), inside, outside)
-    assert own == pytest.approx(np.std(values), rel=4 / (2 * trials) ** 0.5)
+    margin = margins.auroc_error(float(np.mean(values)), inside, outside)
+    assert margin == pytest.approx(np.std(values), rel=4 / (2 * trials) ** 0.5)

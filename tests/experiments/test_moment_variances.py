@@ -31,16 +31,16 @@ def outputs():
 
 
 def test_true_variances_are_within_the_oracles_error(outputs):
-    found = compared(SPREADS, outputs, 0)
+    comparison = compared(SPREADS, outputs, 0)
     error = (2 / SAMPLES) ** 0.5  # of a variance of Gaussian samples, relative
-    assert found["error"] < 3 * error
-    assert 0.1 * error < found["standard_error"] < 2 * error
+    assert comparison["error"] < 3 * error
+    assert 0.1 * error < comparison["standard_error"] < 2 * error
 
 
 def test_wrong_variances_are_seen(outputs):
-    found = compared(0.5 * SPREADS, outputs, 0)
-    assert found["error"] == pytest.approx(0.5, abs=3 * (2 / SAMPLES) ** 0.5)
-    assert found["ratio"] == pytest.approx(0.5, abs=3 * (2 / SAMPLES) ** 0.5)
+    comparison = compared(0.5 * SPREADS, outputs, 0)
+    assert comparison["error"] == pytest.approx(0.5, abs=3 * (2 / SAMPLES) ** 0.5)
+    assert comparison["ratio"] == pytest.approx(0.5, abs=3 * (2 / SAMPLES) ** 0.5)
 
 
 def test_few_samples_are_as_wrong_as_chi_squares(outputs):
@@ -84,10 +84,10 @@ def test_what_is_surely_known_has_no_loss_and_what_varies_is_outside():
     def logits(x):
         return jnp.where(x[0], unsure, sure)
 
-    found = quality(logits, sets_of(labels), 10, 10)
-    assert found["nll"] < 1e-6
-    assert found["auroc"] == 1
-    assert found["auroc_error"] == 0
+    scores = quality(logits, sets_of(labels), 10, 10)
+    assert scores["nll"] < 1e-6
+    assert scores["auroc"] == 1
+    assert scores["auroc_error"] == 0
 
 
 def sets_of(labels):

@@ -20,12 +20,12 @@ def test_forms_are_the_moments_of_random_products(form):
     mean, var = study.joint_dense(form, study._spread(form, x), study._spread(form, w))
     draws, rng = 200_000, np.random.default_rng(2)
     xs, ws = (rng.normal(m, np.sqrt(v), (draws, *m.shape)) for m, v in (x, w))
-    found = np.einsum("nij,njk->nik", xs, ws)
+    expected = np.einsum("nij,njk->nik", xs, ws)
     # Four standard errors of a mean, and of a variance whose draws' tails are heavier than normal.
-    np.testing.assert_array_less(np.abs(found.mean(0) - mean), 4 * np.sqrt(var / draws))
-    fourth = ((found - found.mean(0)) ** 4).mean(0)
-    error = np.sqrt((fourth - found.var(0) ** 2) / draws)
-    np.testing.assert_array_less(np.abs(found.var(0) - var), 4 * error)
+    np.testing.assert_array_less(np.abs(expected.mean(0) - mean), 4 * np.sqrt(var / draws))
+    fourth = ((expected - expected.mean(0)) ** 4).mean(0)
+    error = np.sqrt((fourth - expected.var(0) ** 2) / draws)
+    np.testing.assert_array_less(np.abs(expected.var(0) - var), 4 * error)
 
 
 def test_pools_are_their_float64():

@@ -19,11 +19,11 @@ def gaussian(key, *shape):
 
 def test_a_norm_by_the_tangent_of_its_statistics():
     x = gaussian(KEY, 3, 8)
-    found = s.Calibrating([1.0]).norm(x)
+    output = s.Calibrating([1.0]).norm(x)
     slopes = jax.vmap(jax.jacfwd(s.Plain().norm))(x.mean)
     expected = jnp.einsum("nij,nj->ni", slopes**2, x.var)
-    np.testing.assert_allclose(found.var, expected, rtol=2e-4)
-    np.testing.assert_allclose(found.mean, s.Plain().norm(x.mean), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(output.var, expected, rtol=2e-4)
+    np.testing.assert_allclose(output.mean, s.Plain().norm(x.mean), rtol=1e-5, atol=1e-6)
 
 
 def test_products_are_those_of_moments():
@@ -31,9 +31,9 @@ def test_products_are_those_of_moments():
     w, b = gaussian(KEY, 6, 5), gaussian(jax.random.key(1), 5)
     x = gaussian(jax.random.key(2), 4, 6)
     expected = jaxeff.moments(lambda w, b, x: x @ w + b)(w, b, x)
-    found = s.Streamlined().dense(x, w, b)
-    np.testing.assert_allclose(found.var, expected.var, rtol=1e-5)
-    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-5, atol=1e-6)
+    output = s.Streamlined().dense(x, w, b)
+    np.testing.assert_allclose(output.var, expected.var, rtol=1e-5)
+    np.testing.assert_allclose(output.mean, expected.mean, rtol=1e-5, atol=1e-6)
 
 
 def test_scalars_make_variances_those_of_draws():

@@ -35,13 +35,13 @@ def rows_of(measure, levels, seed=0):
 
 @pytest.fixture
 def rows():
-    found = rows_of(measures.WALKING, [0.5, 3.0, 2.0, np.inf], seed=None)
+    levels = rows_of(measures.WALKING, [0.5, 3.0, 2.0, np.inf], seed=None)
     for seed in (0, 1):
-        found += rows_of("divergence", [0.1, 0.9, 0.6, 40.0], seed)
-        found += rows_of("walking at evaluation", [9.0, 3.0, 4.0, 1.0], seed)
-        found += rows_of("budget, trained net", [0.1, np.nan, 0.6, np.inf], seed)
-        found += rows_of("budget, in training", [0.1, 0.2, 0.3, 0.4 if seed else 0.05], seed)
-    return found
+        levels += rows_of("divergence", [0.1, 0.9, 0.6, 40.0], seed)
+        levels += rows_of("walking at evaluation", [9.0, 3.0, 4.0, 1.0], seed)
+        levels += rows_of("budget, trained net", [0.1, np.nan, 0.6, np.inf], seed)
+        levels += rows_of("budget, in training", [0.1, 0.2, 0.3, 0.4 if seed else 0.05], seed)
+    return levels
 
 
 @pytest.mark.slow

@@ -109,13 +109,13 @@ def _as_found(run, found):
 def test_goes_on_after_a_cut(study, tmp_path, capsys):
     """Its rows, judging and tables go through the harness; a run cut in the middle ends alike."""
     can = open_can(study.name)
-    made = []
+    calls = []
 
     def run(run):
         def make(i):
-            if len(made) == len(can.rows) // 2:
+            if len(calls) == len(can.rows) // 2:
                 raise KeyboardInterrupt
-            made.append(i)
+            calls.append(i)
             return [can.rows[i]]
 
         return Found(run.each(range(len(can.rows)), make), can.extra, can.arrays)
@@ -131,15 +131,15 @@ def test_goes_on_after_a_cut(study, tmp_path, capsys):
         replayed.main(arguments)
     whole = len(can.rows)
     half = whole // 2
-    assert made == [*range(half)]
-    made[:] = [None] * whole  # so that what is left is made
+    assert calls == [*range(half)]
+    calls[:] = [None] * whole  # so that what is left is made
     replayed.main(arguments)
-    assert made[whole:] == [*range(half, whole)]
-    found = json.loads((tmp_path / f"{study.name}-fast.json").read_text())
-    assert list(found)[: len(TOP)] == TOP
-    assert found["rows"] == can.rows
+    assert calls[whole:] == [*range(half, whole)]
+    report = json.loads((tmp_path / f"{study.name}-fast.json").read_text())
+    assert list(report)[: len(TOP)] == TOP
+    assert report["rows"] == can.rows
     study.judge(can)
-    assert found["checks"] == can.checks
+    assert report["checks"] == can.checks
     printed = capsys.readouterr().out
     assert "FAILED" in printed or all(check["passed"] is not False for check in can.checks)
 

@@ -46,10 +46,10 @@ def test_any_number_of_examples(bundle: Bundle) -> None:
 
 def test_the_self_check_replays_several_batches(bundle: Bundle) -> None:
     assert [pair.batch for pair in bundle.recorded] == [2, 1, 5]
-    found = bundle.check()
-    assert found.passed
-    assert len(found.outputs) == 3 * len(bundle.manifest.outputs)
-    assert found.outputs[-1].name.endswith(" of a batch of 5")
+    report = bundle.check()
+    assert report.passed
+    assert len(report.outputs) == 3 * len(bundle.manifest.outputs)
+    assert report.outputs[-1].name.endswith(" of a batch of 5")
 
 
 def test_inputs_that_do_not_fit_are_named(bundle: Bundle) -> None:
@@ -63,10 +63,10 @@ def test_inputs_that_do_not_fit_are_named(bundle: Bundle) -> None:
 def test_several_inputs_share_their_batch() -> None:
     bundle = deploy(pair, PAIR, any_batch=True)
     shift = np.ones((7, 1), np.float32)
-    found = bundle.run(np.ones((7, 8), np.float32), {"shift": shift, "n": np.float32(1)})
-    assert found["sum"].shape == (7, 8)
-    assert found["both"].shape == (14, 8)
-    assert found["n"] == 2
+    output = bundle.run(np.ones((7, 8), np.float32), {"shift": shift, "n": np.float32(1)})
+    assert output["sum"].shape == (7, 8)
+    assert output["both"].shape == (14, 8)
+    assert output["n"] == 2
     assert bundle.manifest.outputs[0].shape == ("2*batch", 8)
     with pytest.raises(SignatureError, match="has a batch of 7, input x of 6"):
         bundle.run(np.ones((6, 8), np.float32), {"shift": shift, "n": np.float32(1)})
@@ -129,26 +129,26 @@ def test_bundles_of_a_fixed_batch_are_written_as_before(deployed_mlp: Bundle) ->
 def test_on_the_device_itself(bundle: Bundle, tmp_path) -> None:
     np.savez(tmp_path / "in.npz", x=np.asarray(inputs(batch=6)))
     program = [sys.executable, str(bundle.folder / "run.py")]
-    found = subprocess.run(
+    process = subprocess.run(
         [*program, "in.npz", "out.npz", "--check", "--benchmark", "--batch", "4", "--number", "1"],
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "of a batch of 5: agrees with JAX" in found.stdout
+    assert "of a batch of 5: agrees with JAX" in process.stdout
     with np.load(tmp_path / "out.npz") as results:
         assert results["result['hidden'][0]"].shape == (6, 16)
     np.savez(tmp_path / "in.npz", x=np.ones((0, 8), np.float32))
-    found = subprocess.run(
+    process = subprocess.run(
         [*program, "in.npz", "out.npz"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert found.returncode == 1
-    assert "batches of 0" in found.stderr
+    assert process.returncode == 1
+    assert "batches of 0" in process.stderr
 
 
 @pytest.mark.slow
 def test_on_the_emulated_board(emulated_board, tmp_path) -> None:
-    made = deploy(mlp, (parameters(), inputs()), "cortex-a72", any_batch=True)
-    assert made.check(emulated_board).passed
-    assert made.run(inputs(batch=4), board=emulated_board)["hidden"][0].shape == (4, 16)
+    deployed = deploy(mlp, (parameters(), inputs()), "cortex-a72", any_batch=True)
+    assert deployed.check(emulated_board).passed
+    assert deployed.run(inputs(batch=4), board=emulated_board)["hidden"][0].shape == (4, 16)
 
 
 @pytest.mark.slow

@@ -55,8 +55,8 @@ def test_whole_numbers_are_narrow_where_all_calls_of_a_kernel_know_them(tmp_path
 
     x, at = np.arange(40, dtype=np.int32) * 10_000, np.arange(40, dtype=np.int32)[::-1].copy()
     library = deploy(f, (x, at), target="cortex-m4", parameters=0).export_c(tmp_path / "net")
-    made = ExampleProgram(library, "cortex-m4").run([x, at])
-    for ours, theirs in zip(made, jax.jit(f)(x, at), strict=True):
+    output = ExampleProgram(library, "cortex-m4").run([x, at])
+    for ours, theirs in zip(output, jax.jit(f)(x, at), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     # 800 bytes of int32: 30 or 40 a table, 100 of what needs 16 bits, and room to align them.
     assert library.sizes.parameters < 320

@@ -53,17 +53,17 @@ def convolution(w, x):
 
 def test_weights_of_long_rows_lie_in_blocks():
     w, x = array(300, 256), array(8, 300)
-    (found,) = blocked(dense, w, x)
-    count, rows, columns = found.shape
+    (layout,) = blocked(dense, w, x)
+    count, rows, columns = layout.shape
     assert (rows, count * columns) == w.shape
     assert columns < 256
-    np.testing.assert_array_equal(found, w.reshape(rows, count, columns).swapaxes(0, 1))
+    np.testing.assert_array_equal(layout, w.reshape(rows, count, columns).swapaxes(0, 1))
 
 
 @pytest.mark.parametrize("machine", [AVX512, NEON])
 def test_convolutions_have_blocks(machine):
-    (found,) = blocked(convolution, array(3, 3, 32, 256), array(2, 4, 4, 32), machine=machine)
-    assert found.shape[1:4] == (3, 3, 32)
+    (layout,) = blocked(convolution, array(3, 3, 32, 256), array(2, 4, 4, 32), machine=machine)
+    assert layout.shape[1:4] == (3, 3, 32)
 
 
 def test_padded_weights_lie_in_blocks():
@@ -116,9 +116,9 @@ def test_a_tile_has_the_columns_of_a_block(machine):
 
 
 def test_tuning_tries_tiles_within_a_block():
-    found = tiles([8, 256], AVX512, 1, 64)
-    assert {tile.columns for tile in found} >= {16, 32, 64}
-    assert all(64 % tile.columns == 0 for tile in found)
+    tiling = tiles([8, 256], AVX512, 1, 64)
+    assert {tile.columns for tile in tiling} >= {16, 32, 64}
+    assert all(64 % tile.columns == 0 for tile in tiling)
 
 
 @pytest.mark.slow

@@ -22,9 +22,9 @@ TOKENS, CACHE = WORDS[:1, :1], CONFIG.empty_cache(1, 8)
 
 def of_a_random_head():
     """Mean and variance of logits: a posterior of independent weights of the head, in one pass."""
-    g, own = untied(F, PARAMS, WORDS, "embed#1")
+    g, untied_params = untied(F, PARAMS, WORDS, "embed#1")
     posterior = laplace(
-        jax.random.key(0), g, own, (WORDS, WORDS), "embed#1", "diag", prior_precision=40.0
+        jax.random.key(0), g, untied_params, (WORDS, WORDS), "embed#1", "diag", prior_precision=40.0
     )
     moments = jaxeff.moments(g)
 
@@ -88,10 +88,10 @@ def at(whole, i):
 def test_every_token_has_its_uncertainty(make, tmp_path):
     step, params, of_all = make()
     bundle = deploy(step, (params, TOKENS, CACHE), path=tmp_path / "host", state=("cache",))
-    session, whole = bundle.session(), of_all(params, WORDS[:1])
-    assert min(float(a.min()) for a in jax.tree.leaves(whole[-1].epistemic)) > 0
+    session, all_tokens = bundle.session(), of_all(params, WORDS[:1])
+    assert min(float(a.min()) for a in jax.tree.leaves(all_tokens[-1].epistemic)) > 0
     for i in range(4):
-        check(session.step(WORDS[:1, i : i + 1]), at(whole, i))
+        check(session.step(WORDS[:1, i : i + 1]), at(all_tokens, i))
 
 
 @pytest.mark.arm
@@ -100,8 +100,8 @@ def test_every_token_has_its_uncertainty(make, tmp_path):
 def test_an_emulated_core_says_the_same(make, arm_linker, emulated_board, tmp_path):
     step, params, of_all = make()
     bundle = deploy(step, (params, TOKENS, CACHE), "cortex-a72", path=tmp_path / "a72")
-    cache, whole = CACHE, of_all(params, WORDS[:1])
+    cache, all_tokens = CACHE, of_all(params, WORDS[:1])
     with bundle.on(emulated_board) as runner:
         for i in range(2):
             said, cache = runner.run(WORDS[:1, i : i + 1], cache)
-            check(said, at(whole, i))
+            check(said, at(all_tokens, i))

@@ -84,8 +84,8 @@ def test_a_view_of_what_comes_before_a_chain_stays_before_it():
     params = {"a": jax.random.randint(keys[0], (24, 24), -127, 128).astype(jnp.int8)}
     x = jax.random.normal(keys[1], (3, 24))
     bundle = deploy(f, (params, x), target=HOST)
-    for found, expected in zip(bundle.run(x), jax.jit(f)(params, x), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for output, expected in zip(bundle.run(x), jax.jit(f)(params, x), strict=True):
+        np.testing.assert_array_equal(output, expected)
 
 
 @pytest.mark.slow

@@ -61,9 +61,9 @@ def test_texts_are_those_of_jax_however_the_prompt_is_read(folders):
     how = ["--seed", "7", "--temperature", "0.8", "--top-k", "20", "--tokens", "9"]
     text = expected(9, temperature=0.8, top_k=20).decode(errors="replace").rstrip("\ufffd")
     for more in ([], ["--prefill", eight]):
-        made = call("generate", one, "--prompt", PROMPT, *how, *more)
-        assert made.exit_code == 0, made.output
-        *lines, speed = made.stdout.rstrip("\n").split("\n")
+        generated = call("generate", one, "--prompt", PROMPT, *how, *more)
+        assert generated.exit_code == 0, generated.output
+        *lines, speed = generated.stdout.rstrip("\n").split("\n")
         assert "\n".join(lines) == PROMPT + text
         assert speed.startswith("9 tokens, ")
         assert speed.endswith(" a second")
@@ -71,8 +71,8 @@ def test_texts_are_those_of_jax_however_the_prompt_is_read(folders):
     assert len(lines) == 10
     assert all(0 < float(line.split()[0]) < 1 for line in lines[:9])
     # The cache ends the text: 24 slots, 11 of them the prompt's.
-    made = call("generate", one, "--prompt", PROMPT)
-    assert made.stdout.splitlines()[-1].startswith("13 tokens, ")
+    generated = call("generate", one, "--prompt", PROMPT)
+    assert generated.stdout.splitlines()[-1].startswith("13 tokens, ")
 
 
 @pytest.mark.slow
@@ -92,9 +92,9 @@ def test_what_is_no_decoder_or_no_text_of_it_is_refused(folders, deployed_mlp, t
 
 @pytest.mark.parametrize("seed", [2**63, 10**30, -(2**63) - 1])
 def test_seeds_have_64_bits(tmp_path, seed):
-    made = call("generate", str(tmp_path), "--prompt", "a", f"--seed={seed}")
-    assert made.exit_code == 2
-    assert "--seed" in made.stderr
+    generated = call("generate", str(tmp_path), "--prompt", "a", f"--seed={seed}")
+    assert generated.exit_code == 2
+    assert "--seed" in generated.stderr
 
 
 @pytest.mark.slow
@@ -105,9 +105,9 @@ def test_the_largest_seed_is_taken(folders):
 
 
 def test_bytes_that_are_no_text_are_no_prompt(tmp_path):
-    made = call("generate", str(tmp_path), "--prompt", os.fsdecode(b"a\xff"))
-    assert made.exit_code == 2
-    assert "no text in UTF-8" in made.stderr
+    generated = call("generate", str(tmp_path), "--prompt", os.fsdecode(b"a\xff"))
+    assert generated.exit_code == 2
+    assert "no text in UTF-8" in generated.stderr
 
 
 def command(*arguments, **where):
@@ -141,24 +141,24 @@ def test_output_that_nobody_takes(deployed_mlp, tmp_path):
 
 @pytest.mark.slow
 def test_a_bundle_with_its_tokenizer_needs_nothing_else(tmp_path):
-    made = bundle(tmp_path / "made", 1, tokenizer=BACKWARDS)
+    folder = bundle(tmp_path / "made", 1, tokenizer=BACKWARDS)
     # A copy, and what is built again of it, have it too.
-    for kept in (Bundle.load(made).save(tmp_path / "copy"), Bundle.load(tmp_path / "copy")):
+    for kept in (Bundle.load(folder).save(tmp_path / "copy"), Bundle.load(tmp_path / "copy")):
         assert kept.tokenizer == kept.example.tokenizer == BACKWARDS
     numbers = BACKWARDS.encode(PROMPT)
     assert numbers != list(PROMPT.encode())
     cache = CONFIG.empty_cache(1, ROOM)
     drawn, _ = generate(jax.random.key(0), F, PARAMS, jnp.array([numbers]), cache, 3, 0.0)
-    lines = call("generate", str(made), "--prompt", PROMPT, "--tokens", "3", "--certainty")
+    lines = call("generate", str(folder), "--prompt", PROMPT, "--tokens", "3", "--certainty")
     assert lines.exit_code == 0, lines.output
     texts = [line.split("  ")[1] for line in lines.stdout.splitlines()[:-1]]
     assert texts == [repr(BACKWARDS.decode([n])) for n in drawn[0]][: len(texts)]
     assert texts
-    assert "tokenizer.json" in call("inspect", str(made)).stdout
+    assert "tokenizer.json" in call("inspect", str(folder)).stdout
     few = bundle(tmp_path / "few", 1, tokenizer=Tokenizer(["a"], []))
     refused(call("generate", str(few), "--prompt", "a"), "1 tokens, the decoder 256")
-    (made / TOKENIZER).write_text("{}")
-    refused(call("generate", str(made), "--prompt", "a"), "tokenizer.json is damaged")
+    (folder / TOKENIZER).write_text("{}")
+    refused(call("generate", str(folder), "--prompt", "a"), "tokenizer.json is damaged")
     with pytest.raises(TypeError, match="tokenizer"):
         deploy(F, (PARAMS, jnp.ones((1, 1), jnp.int32)), HOST, tokenizer="smollm")
 

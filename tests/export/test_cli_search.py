@@ -97,10 +97,10 @@ def test_the_bundle_is_what_was_printed(searched, place):
 
 
 def test_the_latency_was_measured_from_end_to_end(searched, place):
-    found = re.search(r"latency (\S+) of the whole model's \(asked 0.35\)", searched)
+    latency = re.search(r"latency (\S+) of the whole model's \(asked 0.35\)", searched)
     kept = map(json.loads, (place / "kept" / "episodes.jsonl").read_text().splitlines()[1:])
     landed = [one["rows"]["ratio"] for one in kept if one["task"][0] == "refinement"]
-    assert any(f"{0.35 * ratio:.4g}" == found[1] for ratio in landed)
+    assert any(f"{0.35 * ratio:.4g}" == latency[1] for ratio in landed)
 
 
 def test_the_same_command_measures_nothing_again(searched, place):

@@ -24,14 +24,14 @@ def bundle():
 
 
 def test_codes_are_those_of_jax(bundle):
-    h, codes, q, made = bundle
-    assert np.array_equal(made.run(np.asarray(q)), jax.jit(h)(codes, q))
+    h, codes, q, deployed = bundle
+    assert np.array_equal(deployed.run(np.asarray(q)), jax.jit(h)(codes, q))
 
 
 def test_a_bundle_says_what_its_codes_stand_for(bundle, tmp_path):
-    h, _, _, made = bundle
-    loaded = made.save(tmp_path / "bundle")
-    for manifest in (made.manifest, loaded.manifest):
+    h, _, _, deployed = bundle
+    loaded = deployed.save(tmp_path / "bundle")
+    for manifest in (deployed.manifest, loaded.manifest):
         assert manifest.inputs[0].grid == (h.arguments[0].step, h.arguments[0].zero)
         assert manifest.outputs[0].grid == (h.results[0].step, h.results[0].zero)
         assert not manifest.rounds_inputs
@@ -39,8 +39,8 @@ def test_a_bundle_says_what_its_codes_stand_for(bundle, tmp_path):
 
 @pytest.mark.process
 def test_a_header_has_the_numbers(bundle, tmp_path):
-    h, _, _, made = bundle
-    made.export_c(tmp_path / "c", name="net")
+    h, _, _, deployed = bundle
+    deployed.export_c(tmp_path / "c", name="net")
     header = (tmp_path / "c" / "net.h").read_text()
     steps = dict(re.findall(r"#define NET_(\w+)_STEP (\S+)f\n", header))
     zeros = dict(re.findall(r"#define NET_(\w+)_ZERO (\d+)\n", header))
@@ -60,8 +60,8 @@ def test_codes_of_sixteen_bits_are_those_of_jax_and_have_their_numbers(tmp_path)
     (q,) = h.encode(x[:1])
     codes = h.convert(params, q)
     bundle = jaxeff_export.deploy(h, (codes, q), target="cortex-m7")
-    made = bundle.run(np.asarray(q), board="emulated")
-    assert np.array_equal(made, jax.jit(h)(codes, q))
+    deployed = bundle.run(np.asarray(q), board="emulated")
+    assert np.array_equal(deployed, jax.jit(h)(codes, q))
     bundle.export_c(tmp_path / "c", name="net")
     header = (tmp_path / "c" / "net.h").read_text()
     assert "const int16_t *" in header

@@ -175,13 +175,13 @@ def test_a_search_can_lower_instructions_cycles_and_memories():
     space = SearchSpace.read(f, params, x[:1])
     candidates = Candidates(f, params, (x, y), (x, y), space, steps=0, batch_size=32)
     candidate = Candidate(space.uncompressed, space, candidates.smaller)
-    found = {
+    latencies = {
         of: modelled_latency(x[:1], target="cortex-m4", of=of)(candidate)
         for of in ("cycles", "instructions", "ram", "flash")
     }
-    assert found["instructions"] / 2 < found["cycles"] < 2 * found["instructions"]
+    assert latencies["instructions"] / 2 < latencies["cycles"] < 2 * latencies["instructions"]
     weights = sum(w.size for w in jax.tree.leaves(params))
-    assert found["flash"] > weights > 0
-    assert found["ram"] >= x[0].nbytes
+    assert latencies["flash"] > weights > 0
+    assert latencies["ram"] >= x[0].nbytes
     with pytest.raises(LatencyError, match="are counted on microcontrollers"):
         modelled_latency(x[:1], target="host", of="instructions")(candidate)

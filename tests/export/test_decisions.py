@@ -29,10 +29,10 @@ def test_sets_come_out_of_a_bundle(method, tmp_path):
     sets = u.conformal(g, calibration)
     fresh = jax.random.normal(jax.random.key(3), (40, 6))
     bundle = deploy(sets, (POSTERIOR, fresh), path=tmp_path / "bundle")
-    found, expected = np.asarray(bundle.run(fresh)), np.asarray(jax.jit(sets)(POSTERIOR, fresh))
-    assert found.dtype == bool
+    output, expected = np.asarray(bundle.run(fresh)), np.asarray(jax.jit(sets)(POSTERIOR, fresh))
+    assert output.dtype == bool
     assert 0 < expected.mean() < 1
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(output, expected)
 
 
 @pytest.mark.slow

@@ -31,8 +31,8 @@ def test_an_export_gives_the_same_moments(posterior):
     linear = jaxeff.moments(f, method="linear")
 
     def moments(x):
-        found = linear(posterior, x)
-        return found.mean, found.var
+        output = linear(posterior, x)
+        return output.mean, output.var
 
     artifact = jax.export.export(jax.jit(moments))(X)
     mean, var = jax.export.deserialize(artifact.serialize()).call(X)

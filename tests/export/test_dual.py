@@ -153,8 +153,8 @@ def test_a_state_that_no_data_is_in_needs_no_c_here(learnt, tmp_path):
     codes = g.convert(params, x)
     bundle = deploy(g, (codes, x), target="cortex-m7", path=tmp_path / "b")
     # A tanh, which compilers round differently: a millionth of its range.
-    found, expected = bundle.run(x, board="emulated"), jax.jit(g)(codes, x)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    output, expected = bundle.run(x, board="emulated"), jax.jit(g)(codes, x)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow

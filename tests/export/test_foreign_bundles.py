@@ -122,11 +122,11 @@ def places(value, path=()):
 
 def edits(document):
     """Documents that differ in one entry, with its path and what it became."""
-    whole = json.dumps(document)
+    content = json.dumps(document)
     for path in places(document):
         for change in CHANGES:
             edited = with_edit(document, path, change)
-            if json.dumps(edited) != whole:
+            if json.dumps(edited) != content:
                 yield path, change, edited
 
 
@@ -174,8 +174,8 @@ def test_what_other_labels_leave_runs_as_before_or_is_refused(original, folder):
     for _, _, edited in edits(labels):
         (folder / MANIFEST).write_bytes(add_checksum(document | edited))
         with contextlib.suppress(BundleError):
-            found = jax.tree.leaves(Bundle.load(folder).run(x))
-            jax.tree.map(np.testing.assert_array_equal, found, expected)
+            output = jax.tree.leaves(Bundle.load(folder).run(x))
+            jax.tree.map(np.testing.assert_array_equal, output, expected)
             ran += 1
     assert ran > 10
 

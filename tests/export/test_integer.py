@@ -285,10 +285,10 @@ def test_a_network_of_any_batch_is_the_same_bits(network, fixed_network, tmp_pat
             name.rpartition("_")[0] for name in names
         } | names
         for size in (1, 6, 67):
-            given = jax.random.normal(jax.random.key(size), (size, *x.shape[1:]))
-            np.testing.assert_array_equal(bundle.run(given), jax.jit(g)(codes, given))
-            artifact = bundle.artifact.call(*jax.tree.leaves((codes, given)))
-            np.testing.assert_array_equal(artifact[0], jax.jit(g)(codes, given))
+            fresh = jax.random.normal(jax.random.key(size), (size, *x.shape[1:]))
+            np.testing.assert_array_equal(bundle.run(fresh), jax.jit(g)(codes, fresh))
+            artifact = bundle.artifact.call(*jax.tree.leaves((codes, fresh)))
+            np.testing.assert_array_equal(artifact[0], jax.jit(g)(codes, fresh))
 
 
 @pytest.mark.slow
@@ -461,19 +461,19 @@ def test_means_over_positions_are_the_same_bits_as_under_xla(requantize, tmp_pat
     codes = g.convert(params, x)
     bundle, jitted = deploy(g, (codes, x), {**HOST, "num-cores": 1}), jax.jit(g)
     for seed in range(6):
-        given = jax.random.normal(jax.random.key(seed), x.shape)
-        expected = jitted(codes, given)
-        for ours, theirs in zip(bundle.run(given), expected, strict=True):
+        fresh = jax.random.normal(jax.random.key(seed), x.shape)
+        expected = jitted(codes, fresh)
+        for ours, theirs in zip(bundle.run(fresh), expected, strict=True):
             np.testing.assert_array_equal(ours, theirs)
-    exact = jax.jit(quantized(f, spec))(params, given)
+    exact = jax.jit(quantized(f, spec))(params, fresh)
     for ours, theirs in zip(expected[1:], exact[1:], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
-    damaged = given.at[1, 2].set(-np.inf)  # the smallest code, everywhere
+    damaged = fresh.at[1, 2].set(-np.inf)  # the smallest code, everywhere
     for ours, theirs in zip(bundle.run(damaged), jitted(codes, damaged), strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert np.isfinite(ours).all()
     with pytest.raises(SignatureError, match="holds NaN"):
-        bundle.run(given.at[0, 3:5].set(np.nan))
+        bundle.run(fresh.at[0, 3:5].set(np.nan))
 
 
 class Sequence(nnx.Module):
@@ -518,5 +518,5 @@ def test_a_recurrent_network_of_codes_is_deployed(tmp_path):
     bundle = deploy(g, (codes, x), path=tmp_path / "b")
     assert bundle.check().passed
     # A sigmoid and a tanh per step of time, which the compilers round differently.
-    found = bundle.run(x)
-    np.testing.assert_allclose(found, jax.jit(g)(codes, x), rtol=0, atol=1e-6)
+    output = bundle.run(x)
+    np.testing.assert_allclose(output, jax.jit(g)(codes, x), rtol=0, atol=1e-6)

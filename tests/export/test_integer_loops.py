@@ -152,5 +152,5 @@ def test_a_loop_that_no_data_is_in_calls_no_c_here(tmp_path):
 
     x = jnp.ones((1, 8))
     bundle = deploy(f, (codes, x), target="cortex-m7", path=tmp_path / "b")
-    found = bundle.run(x, board="emulated")
-    np.testing.assert_allclose(found, jax.jit(f)(codes, x), rtol=0, atol=1e-6)
+    output = bundle.run(x, board="emulated")
+    np.testing.assert_allclose(output, jax.jit(f)(codes, x), rtol=0, atol=1e-6)

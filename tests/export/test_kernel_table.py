@@ -123,8 +123,10 @@ def test_planes_of_activations_count_more_than_those_of_weights():
 
 
 def widths(weights, activations):
-    whole, n = SPACE.uncompressed, len(SPACE.sites)
-    return Policy(whole.kept, whole.datatypes, np.full(n, weights), np.full(n, activations))
+    uncompressed, n = SPACE.uncompressed, len(SPACE.sites)
+    return Policy(
+        uncompressed.kept, uncompressed.datatypes, np.full(n, weights), np.full(n, activations)
+    )
 
 
 @pytest.mark.slow

@@ -74,13 +74,13 @@ def test_data_are_counted_by_decisions_bits_and_labels():
     ours = theirs.copy()
     ours[0] += np.float32(1e-6)  # other bits, one decision
     ours[1] = [0, 3, 1]  # another decision
-    found = compare_data("board", [ours], [theirs], np.array([1, 1, 2, 1]), [spec])
-    assert (found.examples, found.same, found.agreeing) == (4, 2, 3)
-    assert (found.right, found.right_in_jax) == (3, 2)
-    assert (found.accuracy, found.agreement) == (0.75, 0.75)
-    assert not found  # the second differs by 3
-    assert "accuracy 0.75 (JAX: 0.5), 3 decided as by JAX, 2 with JAX's bits" in str(found)
-    assert repr(found) == str(found)
+    report = compare_data("board", [ours], [theirs], np.array([1, 1, 2, 1]), [spec])
+    assert (report.examples, report.same, report.agreeing) == (4, 2, 3)
+    assert (report.right, report.right_in_jax) == (3, 2)
+    assert (report.accuracy, report.agreement) == (0.75, 0.75)
+    assert not report  # the second differs by 3
+    assert "accuracy 0.75 (JAX: 0.5), 3 decided as by JAX, 2 with JAX's bits" in str(report)
+    assert repr(report) == str(report)
     nothing = compare_data("board", [ours[:, :1]], [theirs[:, :1]], None, [spec])
     assert nothing.agreement is None
     assert nothing.accuracy is None
@@ -114,9 +114,9 @@ def test_a_data_set_on_a_board(target, board, form):
     bundle = deploy(scores, (W, example), target=target, any_batch=form == "any")
     labels = Y.copy()
     labels[2] = (labels[2] + 1) % 4
-    found = bundle.check(board, data=(X, labels))
-    assert found
-    assert (found.examples, found.agreeing, found.right) == (7, 7, 6)
+    report = bundle.check(board, data=(X, labels))
+    assert report
+    assert (report.examples, report.agreeing, report.right) == (7, 7, 6)
     assert bundle.check(board, data=(X, None)).accuracy is None
 
 
@@ -145,9 +145,9 @@ def test_state_begins_as_in_the_example():
 
     args = (W, X[:1], jnp.ones((1, 4), jnp.float32))
     bundle = deploy(step, args, state=("state",))
-    found = bundle.check(data=(X, (X @ W).argmax(1)))
-    assert found
-    assert found.right == 7
+    report = bundle.check(data=(X, (X @ W).argmax(1)))
+    assert report
+    assert report.right == 7
 
 
 def test_deploy_says_that_a_library_disagrees(monkeypatch):

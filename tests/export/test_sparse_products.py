@@ -102,8 +102,8 @@ def test_a_microcontroller_holds_them_packed(tmp_path):
     g = integer(lambda params, x: x @ params["w"], {"*": each}, dynamic=True)
     converted = g.convert({"w": w}, x)
     bundle = deploy(g, (converted, x), target="cortex-m7")
-    found = bundle.run(x, board="emulated:cortex-m7")
-    np.testing.assert_array_equal(found, jax.jit(g)(converted, x))
+    output = bundle.run(x, board="emulated:cortex-m7")
+    np.testing.assert_array_equal(output, jax.jit(g)(converted, x))
     # Five bits a weight, and up to two numbers of 32 bits an output.
     stored = bundle.export_c(tmp_path / "net").sizes.parameters
     assert w.size * 5 // 8 <= stored <= w.size * 5 // 8 + 8 * 32

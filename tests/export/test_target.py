@@ -37,10 +37,10 @@ def test_newer_cores_have_more():
 
 
 def test_a_dict_is_checked_and_copied():
-    given = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57"}
-    resolved = resolve_target(given)
-    assert resolved == given
-    assert resolved is not given
+    attributes = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a57"}
+    resolved = resolve_target(attributes)
+    assert resolved == attributes
+    assert resolved is not attributes
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from jaxeff.nn import LeNet5, ResNet8, small_classifier
 
 def run(path, file, *xs):
     interpreter = pytest.importorskip("ai_edge_litert.interpreter").Interpreter(str(path))
-    found = interpreter.get_signature_runner()(**dict(zip(file.inputs, xs, strict=True)))
-    return [found[name] for name in file.outputs]
+    output = interpreter.get_signature_runner()(**dict(zip(file.inputs, xs, strict=True)))
+    return [output[name] for name in file.outputs]
 
 
 @pytest.mark.slow
@@ -35,8 +35,8 @@ def test_models(transform, tmp_path):
         params = jax.tree.map(lambda w: Gaussian(w, (0.05 * w) ** 2), params)
         f = jaxeff.moments(f)
     file = to_litert(f, (params, x), tmp_path / "net.tflite")
-    found = run(tmp_path / "net.tflite", file, np.asarray(x))
-    for ours, want in zip(found, jax.tree.leaves(jax.jit(f)(params, x)), strict=True):
+    output = run(tmp_path / "net.tflite", file, np.asarray(x))
+    for ours, want in zip(output, jax.tree.leaves(jax.jit(f)(params, x)), strict=True):
         np.testing.assert_allclose(ours, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
 
@@ -52,9 +52,9 @@ def test_quantized_weights_are_integers(setting, tmp_path):
     g = jaxeff.quantized(f, {"*:linear": Int(**{"bits": 8, "activations": False, **setting})})
     file = to_litert(g, (params, x), tmp_path / "q.tflite")
     assert file.path.stat().st_size < 2 * 64 * 96 + 6000  # a byte each
-    (found,) = run(file.path, file, x)
+    (output,) = run(file.path, file, x)
     want = jax.jit(g)(params, x)
-    np.testing.assert_allclose(found, want, rtol=0, atol=2e-5 * np.abs(want).max())
+    np.testing.assert_allclose(output, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
 
 def looping(w, x):
@@ -79,8 +79,8 @@ def test_loops_and_sums_of_segments_are_written_in_another_way(f, tmp_path):
     pytest.importorskip("litert_converter")
     w, x = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(3, 3), (5, 2, 3)]))
     file = to_litert(f, (w, x), tmp_path / "f.tflite")
-    found = run(file.path, file, np.asarray(x))
-    for ours, want in zip(found, jax.tree.leaves(jax.jit(f)(w, x)), strict=True):
+    output = run(file.path, file, np.asarray(x))
+    for ours, want in zip(output, jax.tree.leaves(jax.jit(f)(w, x)), strict=True):
         np.testing.assert_allclose(ours, want, rtol=0, atol=1e-5)
 
 
@@ -106,9 +106,9 @@ def test_several_arguments_and_results(tmp_path):
     file = to_litert(lambda w, p: {"b": p["a"] * w, "a": p["b"] - w}, (2.0, {"a": a, "b": b}),
                      tmp_path / "f.tflite")  # fmt: skip
     assert (file.inputs, file.outputs) == (("x0", "x1"), ("y0", "y1"))
-    found = run(tmp_path / "f.tflite", file, a, b)
-    np.testing.assert_array_equal(found[0], b - 2)
-    np.testing.assert_array_equal(found[1], a * 2)
+    output = run(tmp_path / "f.tflite", file, a, b)
+    np.testing.assert_array_equal(output[0], b - 2)
+    np.testing.assert_array_equal(output[1], a * 2)
 
 
 @pytest.mark.slow
@@ -116,8 +116,8 @@ def test_arguments_that_nothing_reads_stay(tmp_path):
     pytest.importorskip("litert_converter")
     a, b, c = (np.full(2, n, np.float32) for n in (1, 2, 3))
     file = to_litert(lambda w, a, b, c: 2 * b - c, (0, a, b, c), tmp_path / "f.tflite")
-    (found,) = run(tmp_path / "f.tflite", file, a, b, c)
-    np.testing.assert_array_equal(found, 2 * b - c)
+    (output,) = run(tmp_path / "f.tflite", file, a, b, c)
+    np.testing.assert_array_equal(output, 2 * b - c)
 
 
 @pytest.mark.slow
@@ -190,11 +190,11 @@ def test_the_int8_form_is_the_integer_network(name):
     assert has_products(closed.jaxpr)
     known = [np.asarray(leaf) for leaf in jax.tree.leaves(codes)]
     # Without grids of its own, what remains is that a product isn't rounded before it is scaled.
-    (found,) = jax.jit(lambda x: evaluate_in_int8(closed, [*known, x], lambda v: v))(xs)
+    (output,) = jax.jit(lambda x: evaluate_in_int8(closed, [*known, x], lambda v: v))(xs)
     want = np.asarray(jax.jit(g)(codes, xs))
     step = (want.max() - want.min()) / 255
-    np.testing.assert_allclose(found, want, rtol=0, atol=step)
-    assert np.abs(found - want).mean() < step / 4
+    np.testing.assert_allclose(output, want, rtol=0, atol=step)
+    assert np.abs(output - want).mean() < step / 4
 
 
 @pytest.mark.slow
@@ -222,11 +222,11 @@ def test_products_of_integer_networks_are_int8(name, tmp_path):
         q = np.clip(np.round(np.asarray(x) / step) + zero, -128, 127).astype(np.int8)
         interpreter.set_tensor(entry["index"], q)
         interpreter.invoke()
-        found = interpreter.get_tensor(result["index"])[0].astype(int)
+        output = interpreter.get_tensor(result["index"])[0].astype(int)
         code = np.clip(np.round(np.asarray(want) / result_step) + result_zero, -128, 127)
         # Both sides of a shortcut are rounded to codes before they are added: each of ResNet-8's
         # three may move a result by half a step more.
-        assert np.abs(found - code).max() <= (2 if name == "ResNet8" else 1)
+        assert np.abs(output - code).max() <= (2 if name == "ResNet8" else 1)
 
 
 @pytest.mark.slow
@@ -269,6 +269,6 @@ def test_what_a_network_rounds_itself_stays_rounded():
     codes = g.convert(params, x)
     known = [np.asarray(leaf) for leaf in jax.tree.leaves(codes)]
     closed = jax.make_jaxpr(g)(codes, x)
-    (found,) = jax.jit(lambda x: evaluate_in_int8(closed, [*known, x], lambda v: v))(x)
-    np.testing.assert_array_equal(found, np.round(found))
-    assert np.ptp(found) > 0
+    (output,) = jax.jit(lambda x: evaluate_in_int8(closed, [*known, x], lambda v: v))(x)
+    np.testing.assert_array_equal(output, np.round(output))
+    assert np.ptp(output) > 0

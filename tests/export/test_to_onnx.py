@@ -209,8 +209,8 @@ def nodes_of(path, kind):
     onnx = pytest.importorskip("onnx")
     graph = onnx.load(path).graph
     dtypes = {t.name: onnx.TensorProto.DataType.Name(t.data_type) for t in graph.initializer}
-    found = [node for node in graph.node if node.op_type == kind]
-    return [dtypes.get(node.input[0]) for node in found]
+    nodes = [node for node in graph.node if node.op_type == kind]
+    return [dtypes.get(node.input[0]) for node in nodes]
 
 
 @pytest.mark.slow
@@ -374,13 +374,13 @@ def test_files_run_in_every_dtype_or_are_refused_by_name(name, tmp_path):
             if dtype in refused:
                 assert re.search(rf"has no kernel for `\w+` of {dtype}; build", words), words
                 continue
-            found = onnxruntime.InferenceSession(path).run(
+            output = onnxruntime.InferenceSession(path).run(
                 list(file.outputs), {file.inputs[0]: numbers}
             )
             few = {"float16": 4e-3, "bfloat16": 2e-2}.get(
                 dtype, 1e-5
             )  # some units in the last place
-            for ours, want in zip(found, jax.jit(cast)(numbers), strict=True):
+            for ours, want in zip(output, jax.jit(cast)(numbers), strict=True):
                 assert ours.dtype == want.dtype
                 np.testing.assert_allclose(ours, want, rtol=few, atol=few, err_msg=dtype)
     assert refused == NO_KERNELS.get(name, set())

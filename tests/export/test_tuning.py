@@ -147,13 +147,13 @@ def test_a_finished_kernel_is_not_measured_again(tuned_folder, kernel):
 
 def test_a_line_cut_short_is_set_aside_and_the_rest_goes_on(copy, kernel):
     records, choices = one(copy, "records.jsonl"), one(copy, "choices.jsonl")
-    whole = read_lines(records)
+    content = read_lines(records)
     for path in (records, choices):
         os.truncate(path, path.stat().st_size - 20)
     database = TuningDatabase(copy)
     assert tuned_schedules(database, TARGET)(kernel.function).same_as(kernel.function)
     session(copy, Bench(first=2e-3), 9).tune(kernel)
-    assert read_lines(records)[:7] == whole[:7]
+    assert read_lines(records)[:7] == content[:7]
     assert len(read_lines(records)) == 9
     for path in (records, choices):
         assert path.with_name(path.name + ".cut").stat().st_size > 0
@@ -249,13 +249,15 @@ def test_convolutions_whose_results_are_turned_are_tuned_too(tmp_path):
 
 def test_tiles_fill_the_registers_and_no_more():
     machine = Machine(lanes=8, registers=16, cores=1)
-    found = tiles([4, 6, 24], machine, 2)
-    assert len({(tuple(tile.rows), tile.vectors, tile.width) for tile in found}) == len(found) > 20
-    for tile in found:
+    tiling = tiles([4, 6, 24], machine, 2)
+    assert (
+        len({(tuple(tile.rows), tile.vectors, tile.width) for tile in tiling}) == len(tiling) > 20
+    )
+    for tile in tiling:
         assert all(n % rows == 0 for n, rows in zip((4, 6), tile.rows, strict=True))
         assert 24 % tile.columns == 0
         assert 2 * tile.vectors * np.prod(tile.rows) <= 16
-    assert found[0].width == 8
+    assert tiling[0].width == 8
 
 
 @pytest.mark.slow

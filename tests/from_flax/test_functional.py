@@ -146,13 +146,13 @@ def test_linen_variables_may_have_slashes_in_their_names():
     np.testing.assert_array_equal(f(params, x, update_stats=False), exact)
     weights = nn.WeightNorm(nn.Dense(4)).init(jax.random.key(0), x)  # a parameter of it, too
     exact = nn.WeightNorm(nn.Dense(4)).apply(weights, x)
-    found = functional(nn.WeightNorm(nn.Dense(4)), weights)
-    np.testing.assert_array_equal(found[0](found[1], x), exact)
+    output = functional(nn.WeightNorm(nn.Dense(4)), weights)
+    np.testing.assert_array_equal(output[0](output[1], x), exact)
     # In training both step the same power iteration.
     g, params, state = functional(module, variables, mutable=True)
     exact, after = module.apply(variables, x, update_stats=True, mutable=["batch_stats"])
-    found, state = g(params, state, x, update_stats=True)
-    np.testing.assert_array_equal(found, exact)
+    output, state = g(params, state, x, update_stats=True)
+    np.testing.assert_array_equal(output, exact)
     for leaf, other in zip(*map(jax.tree.leaves, (state, after)), strict=True):
         np.testing.assert_array_equal(leaf, other)
 
@@ -188,14 +188,14 @@ def test_snapshot_ignores_later_changes_of_the_model(net, x):
 def test_state_leaves_are_named_in_the_jaxpr(net, linen, x):
     net.eval()
     f, params = functional(net)
-    found = names(jax.make_jaxpr(f)(params, x))
-    assert "jaxeff.state:blocks/10/bn/mean" in found
-    assert not any(name.startswith("jaxeff.new_state") for name in found)
+    site_names = names(jax.make_jaxpr(f)(params, x))
+    assert "jaxeff.state:blocks/10/bn/mean" in site_names
+    assert not any(name.startswith("jaxeff.new_state") for name in site_names)
     net.train()
     f, params, state = functional(net, mutable=True)
-    found = names(jax.make_jaxpr(f)(params, state, x))
-    assert "jaxeff.state:blocks/0/bn/var" in found
-    assert "jaxeff.new_state:blocks/0/bn/var" in found
+    site_names = names(jax.make_jaxpr(f)(params, state, x))
+    assert "jaxeff.state:blocks/0/bn/var" in site_names
+    assert "jaxeff.new_state:blocks/0/bn/var" in site_names
     f, params = functional(*linen)
     assert "jaxeff.state:batch_stats/bn1/mean" in names(jax.make_jaxpr(f)(params, x))
 

@@ -66,9 +66,9 @@ def test_statistics_are_cut_with_the_layer_that_they_are_of(net):
     plan = jaxeff.prune_plan(f, params, (state, x), {"first": Prune(0.5)})
     g, small = jaxeff.pruned(f, plan), plan.shrink(params)
     y, after = g(small, plan.shrink(state), x)
-    exact, whole = masked(f, plan)(params, state, x)
+    exact, masked_output = masked(f, plan)(params, state, x)
     assert_near(y, exact, 1e-5)
-    assert_near(after, plan.shrink(whole), 1e-5)
+    assert_near(after, plan.shrink(masked_output), 1e-5)
     with pytest.raises(ValueError, match="batch statistics the same"):
         g(small, state, x)
 
@@ -85,7 +85,7 @@ def test_members_have_statistics_of_their_own(net):
 def test_linear_variances_pass_the_stop_before_statistics(net):
     _, f, (params, state, x) = net
     posterior = jax.tree.map(lambda w: Gaussian(w, (0.05 * w) ** 2), params)
-    found, after = jaxeff.moments(f, method="linear")(posterior, state, x)
+    gaussian, after = jaxeff.moments(f, method="linear")(posterior, state, x)
 
     def draw(key):
         keys = jax.random.split(key, 6)
@@ -97,7 +97,7 @@ def test_linear_variances_pass_the_stop_before_statistics(net):
         return f(jax.tree.unflatten(structure, moved), state, x)
 
     y, drawn = jax.jit(jax.vmap(draw))(jax.random.split(KEY, DRAWS))
-    pairs = [(found.var, y)]
+    pairs = [(gaussian.var, y)]
     pairs += [(after["bn"][name].var, drawn["bn"][name]) for name in ("mean", "var")]
     for var, samples in pairs:
         # The median of ratios has a smaller standard error than one, sqrt(2 / draws); first order

@@ -59,10 +59,10 @@ def test_clamped_weights_stop_at_their_bounds():
     free = descend(optax.sgd(0.1), 50)
     assert free[1] < -2
     bounded = optax.chain(sharpness_aware(optax.sgd(0.1), 0.01), clamped(-0.5, 1.0))
-    found = descend(bounded, 50)
-    np.testing.assert_allclose(found[1], -0.5, rtol=1e-6)
+    end = descend(bounded, 50)
+    np.testing.assert_allclose(end[1], -0.5, rtol=1e-6)
     # The other weight goes to the optimum on that boundary (SAM stays its radius away).
-    np.testing.assert_allclose(found[0], (1 + 0.5 * 0.5) / 3, atol=0.02)
+    np.testing.assert_allclose(end[0], (1 + 0.5 * 0.5) / 3, atol=0.02)
 
 
 def test_clamping_brings_weights_back_and_leaves_others_alone():

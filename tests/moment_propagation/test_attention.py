@@ -244,8 +244,8 @@ def blocks(params, x, cast=False):
     """Two blocks: attention and a dense layer."""
     for block in params["blocks"]:
         q, k, v = (x @ block[name] for name in "qkv")
-        made = by_hand(q, k, v) @ block["out"]
-        x = x + made if not cast else (2.0 * x).astype(made.dtype) + made
+        expected = by_hand(q, k, v) @ block["out"]
+        x = x + expected if not cast else (2.0 * x).astype(expected.dtype) + expected
         x = x + jnp.tanh(x @ block["dense"])
     return x @ params["head"]
 
@@ -274,19 +274,19 @@ def posterior_of_blocks(*names):
 @pytest.mark.slow
 @pytest.mark.parametrize("f", [blocks, functools.partial(blocks, cast=True), scanned_blocks])
 def test_attention_with_random_weights_in_a_residual_stream_is_named(f):
-    x, whole = normal(20, 2, 5, 4), posterior_of_blocks("")
+    x, all_at_once = normal(20, 2, 5, 4), posterior_of_blocks("")
     if f is not scanned_blocks:
         # One block is enough, the first or the last.
         for name in ("0/q", "1/k"):
             with pytest.warns(MomentsWarning, match="residual stream"):
                 jax.eval_shape(moments(f), posterior_of_blocks(name), x)
-    with pytest.warns(MomentsWarning, match=r"method='linear'.*moments_check") as found:
-        jax.eval_shape(moments(f), whole, x)
-    assert len([w for w in found if "residual stream" in str(w.message)]) == 1
+    with pytest.warns(MomentsWarning, match=r"method='linear'.*moments_check") as caught:
+        jax.eval_shape(moments(f), all_at_once, x)
+    assert len([w for w in caught if "residual stream" in str(w.message)]) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        jax.eval_shape(moments(f, method="linear"), whole, x)
-        jax.eval_shape(moments(f, shared=False), whole, x)
+        jax.eval_shape(moments(f, method="linear"), all_at_once, x)
+        jax.eval_shape(moments(f, shared=False), all_at_once, x)
         jax.eval_shape(moments(f), posterior_of_blocks("head"), x)
         jax.eval_shape(moments(f), posterior_of_blocks("1/dense", "head"), x)
         # Noise of the input: no weights are random.
@@ -325,11 +325,13 @@ def test_attention_of_one_query_over_what_random_weights_make_is_named(values):
     x = normal(20, 2, 5, 4)
     params = {"k": normal(0, 4, 4), "v": normal(1, 4, 4), "q": normal(2, 4)}
     names = "kvq" if values == "random" else "q"
-    given = {n: Gaussian(w, jnp.full_like(w, 0.01)) if n in names else w for n, w in params.items()}
+    weights = {
+        n: Gaussian(w, jnp.full_like(w, 0.01)) if n in names else w for n, w in params.items()
+    }
     if values == "random":
         with pytest.warns(MomentsWarning, match="is added up over tokens"):
-            jax.eval_shape(moments(pooled_by_a_query), given, x)
+            jax.eval_shape(moments(pooled_by_a_query), weights, x)
         return
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        jax.eval_shape(moments(pooled_by_a_query), given, x)
+        jax.eval_shape(moments(pooled_by_a_query), weights, x)

@@ -78,15 +78,15 @@ def convolve(x, kernel):
 def test_factors_of_the_pass_with_what_positions_share(oracle):
     samples = oracle.monte_carlo(thrice, (POSTERIOR, TEST), 4_000, 500)
     settings = {"samples": 400, "chunk": 100, "shared": True}
-    found = {
+    state = {
         form: calibrate_moments(KEY, thrice, POSTERIOR, TRAIN, form=form, **settings)
         for form in ("static", "inputs")
     }
-    assert list(found["static"].factors) == ["shared result 0"]
-    assert list(found["inputs"].factors) == ["shared inputs 0"]
+    assert list(state["static"].factors) == ["shared result 0"]
+    assert list(state["inputs"].factors) == ["shared inputs 0"]
     g = jax.jit(moments(thrice))
     assert off(g(POSTERIOR, TEST), samples) > 0.15
-    assert all(off(g(one, TEST), samples) < 0.08 for one in found.values())
+    assert all(off(g(one, TEST), samples) < 0.08 for one in state.values())
     halved = Calibrated(POSTERIOR, {"shared result 0": jnp.full(8, 0.5)})
     ours, exact = (g(p, TEST) for p in (halved, POSTERIOR))
     np.testing.assert_allclose(ours.var, 0.5 * exact.var, rtol=1e-6)
@@ -131,8 +131,8 @@ def test_one_linear_layer_is_exact_in_any_form():
     posterior = jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, 0.1)), params)
     x = jax.random.normal(KEY, (5, 6))
     expected = moments(f)(posterior, x)
-    found = moments(f, correlations=True)(posterior, x)
-    np.testing.assert_allclose(found.var, expected.var, rtol=1e-5)
+    gaussian = moments(f, correlations=True)(posterior, x)
+    np.testing.assert_allclose(gaussian.var, expected.var, rtol=1e-5)
     # Four standard errors of a variance from 4,000 samples.
     factors = calibrate_moments(KEY, f, posterior, x, samples=4000).factors
     (factor,) = factors.values()
@@ -283,9 +283,9 @@ def test_static_factors_stay_where_nothing_else_is_surely_better():
     f, params = functional(nnx.Linear(6, 3, rngs=nnx.Rngs(0)))
     posterior = jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, 0.1)), params)
     x = jax.random.normal(KEY, (24, 6))
-    found = calibrate_moments(KEY, f, posterior, x)
-    assert "inputs 0" not in found.factors
-    stated, error = found.unseen
+    state = calibrate_moments(KEY, f, posterior, x)
+    assert "inputs 0" not in state.factors
+    stated, error = state.unseen
     assert stated < 3 * error + np.sqrt(2 / 200)
 
 
@@ -339,9 +339,9 @@ def test_factors_of_positions_serve_sequences_of_other_lengths():
 
     w = Gaussian(jax.random.normal(KEY, (4, 4)), jnp.full((4, 4), 0.01))
     x = jax.random.normal(jax.random.key(1), (6, 5, 4))
-    found = calibrate_moments(KEY, f, w, x, form="static")
-    assert any(factor.shape == (5,) for factor in found.factors.values())
-    longer = moments(f)(found, jax.random.normal(jax.random.key(2), (6, 8, 4)))
+    state = calibrate_moments(KEY, f, w, x, form="static")
+    assert any(factor.shape == (5,) for factor in state.factors.values())
+    longer = moments(f)(state, jax.random.normal(jax.random.key(2), (6, 8, 4)))
     assert bool(jnp.all(jnp.isfinite(longer.var) & (longer.var > 0)))
 
 
@@ -351,9 +351,9 @@ def test_one_result_per_example_is_one_channel():
         return jnp.tanh(x @ w)
 
     w = Gaussian(jnp.linspace(-1, 1, 5), jnp.full(5, 0.04))
-    found = calibrate_moments(KEY, f, w, jax.random.normal(KEY, (9, 5)), form="inputs")
-    assert found.factors["inputs 0"].shape == (2 + 9, 3)
-    other = moments(f)(found, jax.random.normal(jax.random.key(4), (4, 5)))
+    state = calibrate_moments(KEY, f, w, jax.random.normal(KEY, (9, 5)), form="inputs")
+    assert state.factors["inputs 0"].shape == (2 + 9, 3)
+    other = moments(f)(state, jax.random.normal(jax.random.key(4), (4, 5)))
     assert other.var.shape == (4,)
     assert bool(jnp.all(other.var > 0))
 
@@ -398,7 +398,7 @@ def test_factors_of_a_posterior_hold_its_correlations():
     factors = calibrate_moments(
         KEY, lambda w, x: x * w.sum(), Pair(jnp.ones(2)), TRAIN[:, 0, 0], samples=4000, chunk=100
     )
-    found = moments(lambda w, x: x * w.sum())(factors, TEST[:, 0, 0])
+    gaussian = moments(lambda w, x: x * w.sum())(factors, TEST[:, 0, 0])
     # Four standard errors of a variance from 4,000 draws, over the 16 inputs that share them.
-    np.testing.assert_allclose(found.var / TEST[:, 0, 0] ** 2, 4, rtol=4 * np.sqrt(2 / 4000))
+    np.testing.assert_allclose(gaussian.var / TEST[:, 0, 0] ** 2, 4, rtol=4 * np.sqrt(2 / 4000))
     assert isinstance(factors.posterior, Gaussian)

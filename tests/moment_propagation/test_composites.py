@@ -72,30 +72,34 @@ def test_the_layers_of_an_mlp(form):
 def test_the_layers_of_a_quantized_network():
     """They stand within the layers that quantization made, their biases without."""
     f, params = functional(MLP((6, 5, 4), rngs=nnx.Rngs(0)))
-    found = composites(moments(quantized(f, {"*": Int(8)})), posterior(params), array(3, 6))
+    operators = composites(moments(quantized(f, {"*": Int(8)})), posterior(params), array(3, 6))
     # What rounding adds to weights' variances is computed by erf, an operation of StableHLO's own.
-    found = [each for each in found if each[0].startswith("jaxeff.")]
-    shapes = {name: shapes for name, _, shapes in found}
-    assert [name.removeprefix("jaxeff.pfp_") for name, *_ in found] == ["dense", "relu", "dense"]
+    operators = [each for each in operators if each[0].startswith("jaxeff.")]
+    shapes = {name: shapes for name, _, shapes in operators}
+    assert [name.removeprefix("jaxeff.pfp_") for name, *_ in operators] == [
+        "dense",
+        "relu",
+        "dense",
+    ]
     assert shapes["jaxeff.pfp_dense"] == ["3x5", "3x5", "5x4", "5x4", "4", "4"]
 
 
 @pytest.mark.slow
 def test_the_layers_of_lenet():
     f, params = functional(LeNet5(size=28, rngs=nnx.Rngs(0)))
-    found = composites(moments(f), posterior(params), jnp.ones((2, 28, 28, 1)))
-    assert [name.removeprefix("jaxeff.pfp_") for name, *_ in found] == [
+    operators = composites(moments(f), posterior(params), jnp.ones((2, 28, 28, 1)))
+    assert [name.removeprefix("jaxeff.pfp_") for name, *_ in operators] == [
         "conv2d", "max_pool", "relu", "conv2d", "max_pool", "relu",
         "dense", "relu", "dense", "relu", "dense",
     ]  # fmt: skip
-    assert found[0][1] == {
+    assert operators[0][1] == {
         "input": "deterministic", "weight": "variance", "bias": "variance", "strides": "[1, 1]",
         "padding": "[2, 2, 2, 2]", "dilation": "[1, 1]", "groups": "1",
     }  # fmt: skip
     window = {"size": "[1, 2, 2, 1]", "strides": "[1, 2, 2, 1]"}
     padding = {"padding": "[0, 0, 0, 0, 0, 0, 0, 0]"}
-    assert found[1][1:] == ({**window, **padding}, ["2x28x28x6", "2x28x28x6"])
-    assert found[3][2] == ["2x14x14x6", "2x14x14x6", "5x5x6x16", "5x5x6x16", "16", "16"]
+    assert operators[1][1:] == ({**window, **padding}, ["2x28x28x6", "2x28x28x6"])
+    assert operators[3][2] == ["2x14x14x6", "2x14x14x6", "5x5x6x16", "5x5x6x16", "16", "16"]
 
 
 @pytest.mark.slow
@@ -103,10 +107,10 @@ def test_the_layers_of_a_residual_network():
     model = ResNet18(rngs=nnx.Rngs(0))
     model.eval()
     f, params = functional(model)
-    found = composites(moments(f, shared=False), posterior(params), jnp.ones((1, 32, 32, 3)))
-    names = Counter(name.removeprefix("jaxeff.pfp_") for name, *_ in found)
+    operators = composites(moments(f, shared=False), posterior(params), jnp.ones((1, 32, 32, 3)))
+    names = Counter(name.removeprefix("jaxeff.pfp_") for name, *_ in operators)
     assert names == {"conv2d": 20, "dense": 1, "relu": 17, "max_pool": 1}
-    convolutions = [a for name, a, _ in found if name == "jaxeff.pfp_conv2d"]
+    convolutions = [a for name, a, _ in operators if name == "jaxeff.pfp_conv2d"]
     assert {a["bias"] for a in convolutions} == {"none"}
     assert [a["strides"] for a in convolutions].count("[2, 2]") == 7
 
@@ -178,8 +182,8 @@ def test_a_layer_in_a_loop_is_a_composite_of_its_body():
         return jax.lax.scan(lambda h, _: (dense(params, h), None), x, length=3)[0]
 
     params = {"w": random(4, 4), "b": random(4)}
-    (found,) = composites(moments(f), params, array(2, 4))
-    assert found[1] == {"input": "variance", "weight": "variance", "bias": "variance"}
+    (operators,) = composites(moments(f), params, array(2, 4))
+    assert operators[1] == {"input": "variance", "weight": "variance", "bias": "variance"}
 
 
 # Pooling and activations -------------------------------------------------------------------------
@@ -221,8 +225,8 @@ def test_an_activation_in_closed_form(name):
 
 def test_constants_of_a_rule_are_no_operands():
     """The nodes of an integral; beside it stands JAX's own error function."""
-    (found, _) = composites(moments(lambda _, x: jax.lax.erf(x)), {}, random(3, 4))
-    assert found == ("jaxeff.pfp_erf", {}, ["3x4", "3x4"])
+    (operators, _) = composites(moments(lambda _, x: jax.lax.erf(x)), {}, random(3, 4))
+    assert operators == ("jaxeff.pfp_erf", {}, ["3x4", "3x4"])
 
 
 def test_a_piecewise_polynomial_with_its_coefficients():

@@ -159,9 +159,9 @@ REFUSED = {
 
 def variants(x):
     """Moments as they come, certain ones, ten times as much of everything, and means of zero."""
-    given = [x, Gaussian(x.mean, 0 * x.var), Gaussian(3 * x.mean, 9 * x.var)]
-    given.append(Gaussian(0 * x.mean, x.var))
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
+    weights = [x, Gaussian(x.mean, 0 * x.var), Gaussian(3 * x.mean, 9 * x.var)]
+    weights.append(Gaussian(0 * x.mean, x.var))
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
 
 
 @pytest.mark.slow

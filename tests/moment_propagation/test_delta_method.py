@@ -109,9 +109,9 @@ def test_noise_at_the_input_and_what_layers_share(oracle):
 def test_a_function_without_rules():
     weights = Gaussian(jnp.array([0.3, -0.2]), jnp.array([1e-4, 4e-4]))
     f = lambda w, x: jnp.linalg.det(x * jnp.outer(w, w) + jnp.eye(2))  # noqa: E731
-    found = moments(f, method="linear")(weights, 2.0)
+    gaussian = moments(f, method="linear")(weights, 2.0)
     slope = jax.grad(f)(weights.mean, 2.0)
-    np.testing.assert_allclose(found.var, (weights.var * slope**2).sum(), rtol=1e-5)
+    np.testing.assert_allclose(gaussian.var, (weights.var * slope**2).sum(), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -119,10 +119,10 @@ def test_a_function_without_rules():
 def test_chunks_change_nothing(chunk, monkeypatch):
     f, params, x = NETS["conv and mean"]
     args = (noisy(params, 0.03), x)
-    whole = moments(f, method="linear")(*args)
+    all_at_once = moments(f, method="linear")(*args)
     monkeypatch.setattr("jaxeff.moment_propagation._covariance.CHUNK_ENTRIES", chunk * 3)
-    found = moments(f, method="linear")(*args)
-    np.testing.assert_allclose(found.var, whole.var, rtol=1e-5)
+    gaussian = moments(f, method="linear")(*args)
+    np.testing.assert_allclose(gaussian.var, all_at_once.var, rtol=1e-5)
 
 
 TOKENS = jax.random.randint(KEY, (2, 5), 0, 20)
@@ -148,12 +148,12 @@ def test_a_vocabulary_is_derived_through_the_hidden_state(tied, positions, monke
     monkeypatch.setattr(
         covariance, "variance_through", lambda *a: passes.append(a[0].units) or through(*a)
     )
-    found = moments(language_model, method="linear")(*args)
+    gaussian = moments(language_model, method="linear")(*args)
     assert passes == [6]
     monkeypatch.setattr(covariance, "HIDDEN_ENTRIES", 0)
     each = moments(language_model, method="linear")(*args)
     assert passes == [6]
-    np.testing.assert_allclose(found.var, each.var, rtol=2e-4)
+    np.testing.assert_allclose(gaussian.var, each.var, rtol=2e-4)
 
 
 @pytest.mark.slow
@@ -184,16 +184,16 @@ def test_results_that_do_not_vary():
         y = f(p, x)
         return {"class": y.argmax(-1), "above": y > 0, "fixed": jnp.ones(3), "y": y}
 
-    found = jax.jit(moments(several, method="linear"))(noisy(params, 0.03), x)
+    gaussian = jax.jit(moments(several, method="linear"))(noisy(params, 0.03), x)
     expected = several(params, x)
-    np.testing.assert_array_equal(found["class"], expected["class"])
-    np.testing.assert_array_equal(found["above"], expected["above"])
-    np.testing.assert_array_equal(found["fixed"].var, 0)
+    np.testing.assert_array_equal(gaussian["class"], expected["class"])
+    np.testing.assert_array_equal(gaussian["above"], expected["above"])
+    np.testing.assert_array_equal(gaussian["fixed"].var, 0)
     np.testing.assert_array_equal(moments(f, method="linear")(params, x).mean, f(params, x))
     keyed = lambda p, x: f(p["w"], x) + jax.random.normal(p["key"], (4, 5))  # noqa: E731
-    given = {"w": noisy(params, 0.03), "key": KEY}
-    var = moments(keyed, method="linear")(given, x).var
-    np.testing.assert_allclose(var, found["y"].var, rtol=1e-5)
+    weights = {"w": noisy(params, 0.03), "key": KEY}
+    var = moments(keyed, method="linear")(weights, x).var
+    np.testing.assert_allclose(var, gaussian["y"].var, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -208,14 +208,16 @@ def test_covariances_have_the_same_diagonal():
 @pytest.mark.slow
 def test_factors_are_those_of_the_linear_method():
     f, params, x = NETS["mlp"]
-    given = noisy(params, 0.3)
-    calibrated = jaxeff.calibrate_moments(KEY, f, given, x, samples=400, method="linear")
+    weights = noisy(params, 0.3)
+    calibrated = jaxeff.calibrate_moments(KEY, f, weights, x, samples=400, method="linear")
     linear = moments(f, method="linear")
     factor = np.asarray(calibrated.factors["linear result 0"])
-    np.testing.assert_allclose(linear(calibrated, x).var, linear(given, x).var * factor, rtol=1e-5)
+    np.testing.assert_allclose(
+        linear(calibrated, x).var, linear(weights, x).var * factor, rtol=1e-5
+    )
     # Expected slopes have factors of their own.
     expected = moments(f, correlations=True)
-    np.testing.assert_array_equal(expected(calibrated, x).var, expected(given, x).var)
+    np.testing.assert_array_equal(expected(calibrated, x).var, expected(weights, x).var)
 
 
 def test_mistakes_are_named():
@@ -242,13 +244,13 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("kind", [*CONVOLUTIONS, "used twice", "expected slopes"])
 def test_slopes_by_kernels_of_convolutions_are_those_of_the_function(kind):
     """Made of patches where a kernel is read once, and of whole passes backward elsewhere."""
-    given = {"window_strides": (1, 1), "padding": "SAME", **CONVOLUTIONS.get(kind, {})}
-    groups = given.get("feature_group_count", 1)
+    settings = {"window_strides": (1, 1), "padding": "SAME", **CONVOLUTIONS.get(kind, {})}
+    groups = settings.get("feature_group_count", 1)
 
     def f(p, x):
         for name in ("first", "second", "first" if kind == "used twice" else "third"):
             y = jax.lax.conv_general_dilated(
-                x, p[name], dimension_numbers=("NHWC", "HWIO", "NHWC"), **given
+                x, p[name], dimension_numbers=("NHWC", "HWIO", "NHWC"), **settings
             )
             x = jnp.tanh(y + p["bias"])
         return x.sum((1, 2))
@@ -280,8 +282,8 @@ def test_groups_of_examples_give_what_all_together_give(monkeypatch):
     f = lambda p, x: jnp.tanh(x @ p) @ p.T  # noqa: E731
     p = Gaussian(jax.random.normal(jax.random.key(1), (6, 5)) / 3, jnp.full((6, 5), 1e-3))
     x = jax.random.normal(jax.random.key(2), (7, 6))
-    whole = jax.jit(moments(f, method="linear"))(p, x).var
+    all_at_once = jax.jit(moments(f, method="linear"))(p, x).var
     for entries in (2000, 600, 1):
         monkeypatch.setattr(covariance, "CHUNK_ENTRIES", entries)
         again = jax.jit(moments(f, method="linear"))(p, x).var
-        np.testing.assert_allclose(again, whole, rtol=1e-5)
+        np.testing.assert_allclose(again, all_at_once, rtol=1e-5)

@@ -129,5 +129,5 @@ def test_examples_of_a_loop_are_derived_and_calibrated_apart():
     slopes = jax.vmap(jax.jacrev(f), (None, 0))(W, X[:3, None])[:, 0]
     exact = jnp.sum(slopes**2 * posterior.var, (-1, -2))
     np.testing.assert_allclose(linear(posterior, X[:3]).var, exact, rtol=1e-4)
-    found = calibrate_moments(jax.random.key(2), f, posterior, X, samples=50, progress=False)
-    assert found.unseen is not None  # told by inputs that were left out
+    calibrated = calibrate_moments(jax.random.key(2), f, posterior, X, samples=50, progress=False)
+    assert calibrated.unseen is not None  # told by inputs that were left out

@@ -113,14 +113,14 @@ def test_powers_and_logarithms_of_a_variance(name, oracle):
 @pytest.mark.parametrize("f", [*STATISTICS.values(), jax.nn.standardize])
 def test_what_is_inexact_for_few_entries_is_listed(f):
     few, many = (Gaussian(jnp.ones((2, n)), jnp.full((2, n), 0.5)) for n in (8, 16))
-    (found,) = assumptions(f, few)
-    assert "of so few entries" in str(found)
+    (assumption,) = assumptions(f, few)
+    assert "of so few entries" in str(assumption)
     assert not assumptions(f, many)
 
 
 def test_a_log_sum_exp_is_listed():
-    (found,) = assumptions(lambda x: jax.nn.logsumexp(x, -1), entries(64, "unequal"))
-    assert "log-sum-exp" in str(found)
+    (assumption,) = assumptions(lambda x: jax.nn.logsumexp(x, -1), entries(64, "unequal"))
+    assert "log-sum-exp" in str(assumption)
 
 
 POSITIVE = {

@@ -192,9 +192,9 @@ def test_names_do_not_change_numbers():
         return jnp.exp(y), y
 
     expected = moments(plain)({}, V)
-    for found in (moments(tagged)({}, V), moments(read)({}, V)[0]):
-        np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-6)
-        np.testing.assert_allclose(found.var, expected.var, rtol=1e-5)
+    for gaussian in (moments(tagged)({}, V), moments(read)({}, V)[0]):
+        np.testing.assert_allclose(gaussian.mean, expected.mean, rtol=1e-6)
+        np.testing.assert_allclose(gaussian.var, expected.var, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -224,10 +224,10 @@ def test_two_layers_assume_nothing_and_the_third_is_listed():
     f, params, x = network(MLP((16, 8, 5), rngs=nnx.Rngs(0)), 4, 16)
     assert str(assumptions(f, params, x)) == "Nothing is assumed to be independent that may not be."
     f, params, x = network(MLP((16, 8, 8, 5), rngs=nnx.Rngs(0)), 4, 16)
-    (found,) = assumptions(f, params, x)
-    assert found.site == "fc3"
-    assert {"fc1/kernel", "fc1/bias"} <= set(found.shares)
-    assert "fc3: dot_general combines entries of one array" in str(found)
+    (assumption,) = assumptions(f, params, x)
+    assert assumption.site == "fc3"
+    assert {"fc1/kernel", "fc1/bias"} <= set(assumption.shares)
+    assert "fc3: dot_general combines entries of one array" in str(assumption)
 
 
 def test_noise_at_the_input_is_listed_from_the_second_layer_on():
@@ -244,11 +244,11 @@ def test_ratios_are_those_of_monte_carlo_layer_by_layer(oracle):
 
     w = Gaussian(jnp.full((2, 1, 3, 3), 0.5), jnp.full((2, 1, 3, 3), 0.01))
     x = jnp.ones((3, 1, 24, 24)) + 0.1 * jax.random.normal(jax.random.key(0), (3, 1, 24, 24))
-    (found,) = measure_assumptions(jax.random.key(1), f, w, x, samples=4000, shared=False)
+    (assumption,) = measure_assumptions(jax.random.key(1), f, w, x, samples=4000, shared=False)
     samples = oracle.monte_carlo(f, (w, x), 20_000, 1_000)
     ratio = np.median(jax.jit(moments(f, shared=False))(w, x).var / samples.var)
     assert ratio < 0.003
-    assert found.ratio.median == pytest.approx(ratio, rel=5 * found.ratio.error)
+    assert assumption.ratio.median == pytest.approx(ratio, rel=5 * assumption.ratio.error)
 
 
 def test_a_loop_that_reads_its_weights_at_every_step_is_listed():
@@ -256,9 +256,9 @@ def test_a_loop_that_reads_its_weights_at_every_step_is_listed():
         return jax.lax.scan(lambda h, row: (jnp.tanh(h @ w + row), None), jnp.zeros(4), x)[0]
 
     with pytest.warns(MomentsWarning, match="read the same random values"):
-        (found,) = assumptions(f, random(4, 4), jnp.ones((3, 4)))
-    assert found.kind == "control flow"
-    assert "every step" in found.reason
+        (assumption,) = assumptions(f, random(4, 4), jnp.ones((3, 4)))
+    assert assumption.kind == "control flow"
+    assert "every step" in assumption.reason
 
 
 def test_attention_is_listed_where_its_values_meet_its_weights():
@@ -309,10 +309,10 @@ def test_a_scaled_tensor_is_rectified_and_averaged():
     def pooled(scale, kernel):
         return jnp.mean(jax.nn.relu(x @ kernel * scale), (1, 2))
 
-    found = jax.jit(moments(pooled))(Gaussian(scale, jnp.zeros(5)), kernel)
+    gaussian = jax.jit(moments(pooled))(Gaussian(scale, jnp.zeros(5)), kernel)
     expected = jax.jit(moments(lambda kernel: pooled(scale, kernel)))(kernel)
-    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-5)
-    np.testing.assert_allclose(found.var, expected.var, rtol=1e-5)
+    np.testing.assert_allclose(gaussian.mean, expected.mean, rtol=1e-5)
+    np.testing.assert_allclose(gaussian.var, expected.var, rtol=1e-5)
     with pytest.raises(MomentsError, match="reduce_sum combines entries of one array that share"):
         moments(pooled, strict=True, shared=False)(Gaussian(scale, 0.1 * scale), kernel)
 
@@ -341,18 +341,18 @@ def test_entries_of_a_running_sum_cancel_where_they_are_subtracted(axis):
         c = c if axis == 1 else jnp.swapaxes(c, 1, 2)
         return jnp.exp(jnp.where(known, decays(c), -jnp.inf))
 
-    found = jax.jit(moments(f))(given)
+    gaussian = jax.jit(moments(f))(given)
     mean, var = (jnp.where(known, decays(jnp.cumsum(v, 1)), 0) for v in (a.mean, a.var))
     expected = jnp.where(known, jnp.exp(mean + var / 2), 0)
-    np.testing.assert_allclose(found.mean, expected, rtol=1e-4)
-    np.testing.assert_allclose(found.var, expected**2 * jnp.expm1(var), rtol=1e-3, atol=1e-9)
+    np.testing.assert_allclose(gaussian.mean, expected, rtol=1e-4)
+    np.testing.assert_allclose(gaussian.var, expected**2 * jnp.expm1(var), rtol=1e-3, atol=1e-9)
 
 
 def test_a_slice_of_a_running_sum_cancels_too():
     a = random(2, 40, 3, var=0.04)
-    found = jax.jit(moments(lambda a: jnp.cumsum(a, 1)[:, -1:] - jnp.cumsum(a, 1)))(a)
+    gaussian = jax.jit(moments(lambda a: jnp.cumsum(a, 1)[:, -1:] - jnp.cumsum(a, 1)))(a)
     expected = a.var.sum(1, keepdims=True) - jnp.cumsum(a.var, 1)
-    np.testing.assert_allclose(found.var, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(gaussian.var, expected, rtol=1e-4, atol=1e-6)
 
 
 def twice_summed(a):
@@ -372,16 +372,16 @@ ROWS = jnp.array([[0, 1, 0, 2], [3, 3, 3, 1]])
 def test_rows_that_are_looked_up_twice_are_the_same_twice(g):
     """By indices known at run time only; n times a row has n^2 times its variance."""
     table = random(4, 3)
-    found = jax.jit(lambda rows: moments(lambda w: g(w[rows]).mean(1))(table))(ROWS)
+    gaussian = jax.jit(lambda rows: moments(lambda w: g(w[rows]).mean(1))(table))(ROWS)
     counts = jax.nn.one_hot(ROWS, 4).sum(1) / 4
     each = moments(g)(table)
-    np.testing.assert_allclose(found.mean, counts @ each.mean, rtol=1e-5)
-    np.testing.assert_allclose(found.var, counts**2 @ each.var, rtol=1e-5)
+    np.testing.assert_allclose(gaussian.mean, counts @ each.mean, rtol=1e-5)
+    np.testing.assert_allclose(gaussian.var, counts**2 @ each.var, rtol=1e-5)
 
 
 def test_rows_that_differ_by_their_place_are_listed():
     def f(w, rows):
         return jax.nn.relu(w[rows] + jnp.arange(12.0).reshape(4, 3)).sum(1)
 
-    (found,) = assumptions(f, random(4, 3), ROWS)
-    assert "reduce_sum combines entries" in found.reason
+    (assumption,) = assumptions(f, random(4, 3), ROWS)
+    assert "reduce_sum combines entries" in assumption.reason

@@ -45,19 +45,19 @@ X = jax.random.normal(jax.random.key(1), (3, 5, 5, 2))
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", NETS)
 def test_covariances_are_those_of_samples(name):
-    f, given = NETS[name]
-    found = jax.jit(jaxeff.moments(f, correlations="full"))(given, X)
+    f, weights = NETS[name]
+    gaussian = jax.jit(jaxeff.moments(f, correlations="full"))(weights, X)
 
     def draw(key):
-        keys = jax.random.split(key, len(given))
-        return f({n: g.sample(k) for k, (n, g) in zip(keys, given.items(), strict=True)}, X)
+        keys = jax.random.split(key, len(weights))
+        return f({n: g.sample(k) for k, (n, g) in zip(keys, weights.items(), strict=True)}, X)
 
     y = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(2), SAMPLES))
     for i in range(len(X)):
         truth = np.cov(np.asarray(y[:, i], np.float64).T)
         scale = np.sqrt(np.outer(np.diag(truth), np.diag(truth)))
         # A correlation's standard error is below 1 / sqrt(n); orders above the first add per cents.
-        np.testing.assert_allclose(found.cov[i] / scale, truth / scale, atol=0.06)
+        np.testing.assert_allclose(gaussian.cov[i] / scale, truth / scale, atol=0.06)
         away = truth / scale - np.eye(4)
         assert np.abs(away).max() > 0.15  # there is something to find
 
@@ -65,9 +65,9 @@ def test_covariances_are_those_of_samples(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_the_diagonal_is_that_of_correlations(name):
-    f, given = NETS[name]
-    joint = jaxeff.moments(f, correlations="full")(given, X)
-    alone = jaxeff.moments(f, correlations=True)(given, X)
+    f, weights = NETS[name]
+    joint = jaxeff.moments(f, correlations="full")(weights, X)
+    alone = jaxeff.moments(f, correlations=True)(weights, X)
     np.testing.assert_allclose(joint.var, alone.var, rtol=1e-5)
     np.testing.assert_array_equal(joint.mean, alone.mean)
     assert isinstance(joint.independent(), Gaussian)
@@ -75,8 +75,8 @@ def test_the_diagonal_is_that_of_correlations(name):
 
 @pytest.mark.slow
 def test_calibration_scales_both_sides():
-    f, given = NETS["dense"]
-    calibrated = jaxeff.calibrate_moments(KEY, f, given, X, samples=200, correlations=True)
+    f, weights = NETS["dense"]
+    calibrated = jaxeff.calibrate_moments(KEY, f, weights, X, samples=200, correlations=True)
     joint = jaxeff.moments(f, correlations="full")(calibrated, X)
     alone = jaxeff.moments(f, correlations=True)(calibrated, X)
     np.testing.assert_allclose(joint.var, alone.var, rtol=1e-5)
@@ -105,9 +105,9 @@ def test_draws_need_no_promotion_of_ranks():
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="correlations is False, True or 'full', not 'all'"):
         jaxeff.moments(dense, correlations="all")
-    f, given = NETS["dense"]
+    f, weights = NETS["dense"]
     for g in (lambda p, x: f(p, x).reshape(-1, 2, 2), lambda p, x: f(p, x)[:, 0]):
         with pytest.raises(MomentsError, match="takes results that are vectors"):
-            jaxeff.moments(g, correlations="full")(given, X)
+            jaxeff.moments(g, correlations="full")(weights, X)
     with pytest.raises(TypeError, match="logits must be a Gaussian"):
         sample_logits(KEY, jnp.ones((2, 4)))

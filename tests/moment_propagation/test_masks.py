@@ -128,7 +128,7 @@ def test_the_cost_of_assumptions_is_measured_with_masked_scores():
         s = jnp.where(CAUSAL, q @ k.T, -jnp.inf)
         return jax.nn.softmax(s).sum(0)
 
-    found = measure_assumptions(jax.random.key(0), attended, X, X, samples=100, chunk=100)
-    assert found
+    assumption = measure_assumptions(jax.random.key(0), attended, X, X, samples=100, chunk=100)
+    assert assumption
     assert all(np.isfinite([one.ratio.median, one.ratio.low, one.ratio.high]).all()
-               for one in found if one.ratio is not None)  # fmt: skip
+               for one in assumption if one.ratio is not None)  # fmt: skip

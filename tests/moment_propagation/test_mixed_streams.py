@@ -64,9 +64,9 @@ def posterior(*names):
 @pytest.mark.parametrize("f", [mixer, of_einsum, scanned])
 @pytest.mark.parametrize("name", BLOCK)
 def test_a_stream_that_is_mixed_along_two_axes_is_named_once(f, name):
-    with pytest.warns(MomentsWarning, match="along another axis add what they make") as found:
+    with pytest.warns(MomentsWarning, match="along another axis add what they make") as caught:
         jax.eval_shape(moments(f), posterior(name), X)
-    assert len(found) == 1
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,11 @@ def test_right_variances_are_called_right():
 
 @pytest.mark.slow
 def test_draws_state_their_error_and_agree_with_the_linear_method():
-    given = posterior(0.05, 128, 32)
-    check = jaxeff.moments_check(KEY, dense, given, X, draws=800)
+    weights = posterior(0.05, 128, 32)
+    check = jaxeff.moments_check(KEY, dense, weights, X, draws=800)
     assert check.reference == "draws"
     assert check.ratio.error == pytest.approx(0.05)
-    linear = jaxeff.moments_check(KEY, dense, given, X)
+    linear = jaxeff.moments_check(KEY, dense, weights, X)
     # 24 entries, each of them known to 5 %.
     assert abs(check.ratio.median / linear.ratio.median - 1) < 0.06
     assert jaxeff.moments_check(KEY, dense, posterior(0.3, 128, 32), X).reference == "draws"
@@ -100,10 +100,10 @@ def test_shared_kernels_are_right_by_default():
 
 @pytest.mark.slow
 def test_wrong_variances_have_a_place_and_an_advice():
-    given = posterior(0.05, 2, 2)
-    given["head"] = given["head"].mean
+    weights = posterior(0.05, 2, 2)
+    weights["head"] = weights["head"].mean
     with pytest.warns(MomentsWarning, match="applied to its own results"):
-        check = jaxeff.moments_check(KEY, twice, given, X)
+        check = jaxeff.moments_check(KEY, twice, weights, X)
     assert not check.agrees
     losses = [abs(np.log(one.ratio.median)) for one in check.sites if one.ratio]
     assert losses == sorted(losses, reverse=True)
@@ -121,21 +121,21 @@ def test_wrong_variances_have_a_place_and_an_advice():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::jaxeff.MomentsWarning")  # one kernel, three times
 def test_calibrated_variances_are_checked_as_calibrated():
-    given = posterior(0.05, 2, 2)
-    calibrated = jaxeff.calibrate_moments(KEY, twice, given, X, samples=400)
-    before = jaxeff.moments_check(KEY, twice, given, X).ratio.median
+    weights = posterior(0.05, 2, 2)
+    calibrated = jaxeff.calibrate_moments(KEY, twice, weights, X, samples=400)
+    before = jaxeff.moments_check(KEY, twice, weights, X).ratio.median
     after = jaxeff.moments_check(KEY, twice, calibrated, X).ratio.median
     assert abs(after - 1) < abs(before - 1)
 
 
 @pytest.mark.slow
 def test_several_results_and_undefined_ones():
-    given = posterior(0.05, 128, 32)
+    weights = posterior(0.05, 128, 32)
     f = lambda p, x: (dense(p, x), dense(p, x).argmax(-1), jnp.ones(3))  # noqa: E731
-    assert jaxeff.moments_check(KEY, f, given, X).agrees
-    assert jaxeff.moments_check(KEY, lambda p, x: x, given, X).ratio is None
+    assert jaxeff.moments_check(KEY, f, weights, X).agrees
+    assert jaxeff.moments_check(KEY, lambda p, x: x, weights, X).ratio is None
     with pytest.raises(ValueError, match="nothing is random"):
-        jaxeff.moments_check(KEY, dense, {n: g.mean for n, g in given.items()}, X)
+        jaxeff.moments_check(KEY, dense, {n: g.mean for n, g in weights.items()}, X)
 
 
 def test_one_factor_leaves_an_error_that_is_stated():

@@ -102,9 +102,9 @@ OTHERS = {
 
 def ratio(oracle, f, w, x):
     """The propagated variances over those of 3,000 draws, whose standard error is 2.6 %."""
-    given = random(w)
-    ours = moments(f)(given, x).var
-    return np.asarray(ours) / oracle.monte_carlo(f, (given, x), count=3000, batch=500).var
+    weights = random(w)
+    ours = moments(f)(weights, x).var
+    return np.asarray(ours) / oracle.monte_carlo(f, (weights, x), count=3000, batch=500).var
 
 
 @pytest.mark.oracle
@@ -119,9 +119,9 @@ def test_loops_are_named_that_are_off_for_some_inputs(name, oracle):
 
 @pytest.mark.parametrize("f", [*NAMED.values(), inner], ids=[*NAMED, "inner"])
 def test_loops_that_meet_again_what_they_made_are_named_once(f):
-    with pytest.warns(MomentsWarning, match="read the same random values") as found:
+    with pytest.warns(MomentsWarning, match="read the same random values") as caught:
         jax.eval_shape(moments(f), random(KERNELS[0]), NEW[:2])
-    assert len(found) == 1
+    assert len(caught) == 1
 
 
 def looked_up(w, x):
@@ -200,9 +200,9 @@ def test_blocks_of_one_kernel_are_off(name, oracle):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_of_one_kernel_are_named(name):
     f, w, x = BLOCKS[name]
-    with pytest.warns(MomentsWarning, match="applied to its own results") as found:
+    with pytest.warns(MomentsWarning, match="applied to its own results") as caught:
         jax.eval_shape(moments(f), random(w), x)
-    assert len(found) == 1
+    assert len(caught) == 1
 
 
 @pytest.mark.oracle
@@ -247,15 +247,15 @@ SCANS = {
 def test_scans_of_rows_that_share_their_weights_are_off_and_named(name):
     """A third of the variances or more are off by a quarter, beside 1,000 draws (4.5 % each)."""
     w, x = KERNELS[:2], INPUTS + 0.5
-    given = random(w)
-    with pytest.warns(MomentsWarning, match="keeps what the same random weights make") as found:
-        ours = jax.jit(moments(SCANS[name]))(given, x).var
-    assert len(found) == 1
-    draws = given.sample(jax.random.key(3), (1000,))
+    weights = random(w)
+    with pytest.warns(MomentsWarning, match="keeps what the same random weights make") as caught:
+        ours = jax.jit(moments(SCANS[name]))(weights, x).var
+    assert len(caught) == 1
+    draws = weights.sample(jax.random.key(3), (1000,))
     ratio = ours / jax.jit(jax.vmap(SCANS[name], (0, None)))(draws, x).var(0)
     assert ((ratio < 0.8) | (ratio > 1.25)).mean() > 1 / 3
     # The delta method, which the warning's way out is, is right.
-    linear = jax.jit(moments(SCANS[name], method="linear"))(given, x).var
+    linear = jax.jit(moments(SCANS[name], method="linear"))(weights, x).var
     assert abs(np.median(linear / ours * ratio) - 1) < 0.1
 
 

@@ -59,8 +59,13 @@ def standardized(y, axis):
 
 
 def convolve(x, w, **options):
-    given = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": NUMBERS, **options}
-    return lax.conv_general_dilated(x, w, **given)
+    settings = {
+        "window_strides": (1, 1),
+        "padding": "SAME",
+        "dimension_numbers": NUMBERS,
+        **options,
+    }
+    return lax.conv_general_dilated(x, w, **settings)
 
 
 SEQUENCE = jax.random.normal(jax.random.key(4), (6, 3, 4))
@@ -119,9 +124,9 @@ def test_tokens_share_the_noise_of_dense_layers(name, oracle):
     f, x = POOLED_TOKENS[name]
     shapes = {"first": (5, 8), "bias": (8,), "second": (8, 6), "head": (6, 3)}
     params = {k: jax.random.normal(jax.random.key(len(k)), s) for k, s in shapes.items()}
-    given = posterior(params, 0.03)
-    samples = oracle.monte_carlo(f, (given, x), 8000, 1000)
-    ours, diagonal = (jax.jit(moments(f, shared=s))(given, x) for s in (True, False))
+    weights = posterior(params, 0.03)
+    samples = oracle.monte_carlo(f, (weights, x), 8000, 1000)
+    ours, diagonal = (jax.jit(moments(f, shared=s))(weights, x) for s in (True, False))
     # 8000 draws know each variance to 1.6 %.
     oracle.assert_matches(ours, samples, var=0.1, mean=0.1)
     ratio, without = (np.asarray(one.var).sum() / samples.var.sum() for one in (ours, diagonal))
@@ -153,9 +158,9 @@ PARTLY_SUMMED = {
 @pytest.mark.parametrize("name", PARTLY_SUMMED)
 def test_sums_of_some_positions_share_the_noise_of_a_dense_layer(name, oracle):
     f, w = PARTLY_SUMMED[name], jax.random.normal(jax.random.key(8), (16, 12)) / 4
-    x, given = jax.random.normal(jax.random.key(9), (2, 6, 16)), posterior(w, 0.03)
-    samples = oracle.monte_carlo(f, (given, x), 8000, 2000)
-    ours = jax.jit(moments(f))(given, x)
+    x, weights = jax.random.normal(jax.random.key(9), (2, 6, 16)), posterior(w, 0.03)
+    samples = oracle.monte_carlo(f, (weights, x), 8000, 2000)
+    ours = jax.jit(moments(f))(weights, x)
     # 8000 draws know each variance to 1.6 %.
     oracle.assert_matches(ours, samples, var=0.05, mean=0.1)
     assert abs(np.asarray(ours.var).sum() / samples.var.sum() - 1) < 0.01 + 0.016
@@ -214,9 +219,9 @@ def test_norms_of_groups_and_shuffles_keep_what_positions_share(name, oracle):
     shapes = {"in": (3, 3, 4, 12), "mid": (3, 3, 12, 12), "out": (12, 3)}
     params = {k: normal(*s) / np.prod(s[:-1]) ** 0.5 for k, s in shapes.items()}
     params |= {"scale": 1 + 0.3 * normal(12), "bias": 0.5 * normal(12)}
-    given = posterior(params, 0.03)
-    samples = oracle.monte_carlo(f, (given, X), 4000, 500)
-    ours, diagonal = (jax.jit(moments(f, shared=s))(given, X) for s in (True, False))
+    weights = posterior(params, 0.03)
+    samples = oracle.monte_carlo(f, (weights, X), 4000, 500)
+    ours, diagonal = (jax.jit(moments(f, shared=s))(weights, X) for s in (True, False))
     ratio, without = (np.asarray(one.var).sum() / samples.var.sum() for one in (ours, diagonal))
     # 4000 draws know a variance to 2.2 %; a norm's slope is that of many channels: 1 / 12.
     assert abs(ratio - 1) < 1 / 12 + 0.022
@@ -254,9 +259,9 @@ def test_functions_of_positions_see_the_noise_that_these_share(name, oracle):
     f, w = COMBINED[name], jax.random.normal(jax.random.key(8), (16, 12)) / 4
     common = jax.random.normal(jax.random.key(10), (16,))
     x = jax.random.normal(jax.random.key(9), (2, 6, 16)) + common
-    given = posterior(w, 0.03)
-    samples = oracle.monte_carlo(f, (given, x), 8000, 2000)
-    ours = jax.jit(moments(f))(given, x)
+    weights = posterior(w, 0.03)
+    samples = oracle.monte_carlo(f, (weights, x), 8000, 2000)
+    ours = jax.jit(moments(f))(weights, x)
     # 8000 draws know each variance to 1.6 %.
     # Means are the diagonal pass's, which lacks what is of second order.
     oracle.assert_matches(ours, samples, var=0.05, mean=0.3)
@@ -269,13 +274,13 @@ def test_a_layer_norm_before_the_mean_is_a_gate(oracle):
     """What is left out, between channels, is of order 1 / 24."""
     w = jax.random.normal(jax.random.key(8), (16, 24)) / 4
     x = jax.random.normal(jax.random.key(9), (2, 6, 16)) + jnp.linspace(-1, 2, 16)
-    given = posterior(w, 0.03)
+    weights = posterior(w, 0.03)
 
     def f(w, x):
         return standardized(nnx.relu(x @ w), -1).mean(1)
 
-    samples = oracle.monte_carlo(f, (given, x), 8000, 2000)
-    ratio = np.asarray(jax.jit(moments(f))(given, x).var).sum() / samples.var.sum()
+    samples = oracle.monte_carlo(f, (weights, x), 8000, 2000)
+    ratio = np.asarray(jax.jit(moments(f))(weights, x).var).sum() / samples.var.sum()
     assert abs(ratio - 1) < 2 / 24 + 0.016
 
 
@@ -345,8 +350,8 @@ def test_positions_combined_with_channels_are_named(f):
 )
 def test_steps_that_wait_stay_a_loop(f):
     w = random(4, 4)
-    made = str(jax.make_jaxpr(moments(f))(w, SEQUENCE))
-    assert "scan[" in made
+    text = str(jax.make_jaxpr(moments(f))(w, SEQUENCE))
+    assert "scan[" in text
 
 
 @pytest.mark.slow
@@ -396,11 +401,11 @@ def test_a_kernel_that_a_norm_was_folded_into_is_followed_as_any_other():
     folded, params, _ = fold_batch_norm(*jaxeff.functional(Normed(nnx.Rngs(0))), X)
     # A second transform that changes nothing marks them once more.
     folded = jaxeff.quantized(folded, {})
-    given = posterior(params)
-    ours = jax.jit(moments(folded))(given, X)
-    same = jax.jit(moments(plain))(given["conv"], X)
+    weights = posterior(params)
+    ours = jax.jit(moments(folded))(weights, X)
+    same = jax.jit(moments(plain))(weights["conv"], X)
     np.testing.assert_allclose(ours.var, same.var, rtol=1e-5)
-    diagonal = jax.jit(moments(folded, shared=False))(given, X)
+    diagonal = jax.jit(moments(folded, shared=False))(weights, X)
     assert (diagonal.var < 0.7 * ours.var).any()
 
 
@@ -462,8 +467,8 @@ def test_a_sum_is_the_mean_times_positions_and_windows_may_come_before():
         y = nnx.avg_pool(kept(convolve(x[:, :, :4], w)), (2, 2), (2, 2))
         return nnx.avg_pool(y, (3, 2)).reshape(len(x), -1)
 
-    found = jax.jit(moments(total))(w, X).var / jax.jit(moments(mean))(w, X).var
-    np.testing.assert_allclose(found, 900, rtol=1e-4)
+    gaussian = jax.jit(moments(total))(w, X).var / jax.jit(moments(mean))(w, X).var
+    np.testing.assert_allclose(gaussian, 900, rtol=1e-4)
     exact = jax.jit(moments(windows, method="linear"))(w, X)
     np.testing.assert_allclose(jax.jit(moments(windows))(w, X).var, exact.var, rtol=1e-4)
 
@@ -626,9 +631,9 @@ def network(kind):
 @pytest.mark.parametrize("kind", ["residual", "depthwise", "grouped", "plain", "gated"])
 def test_networks_match_monte_carlo(kind, oracle):
     f, params = network(kind)
-    given = posterior(params, 0.1)
-    samples = oracle.monte_carlo(f, (given, X), 4000, 100)
-    ours, diagonal = (jax.jit(moments(f, shared=s))(given, X) for s in (True, False))
+    weights = posterior(params, 0.1)
+    samples = oracle.monte_carlo(f, (weights, X), 4000, 100)
+    ours, diagonal = (jax.jit(moments(f, shared=s))(weights, X) for s in (True, False))
     ratio = np.asarray(ours.var) / samples.var
     # 4000 draws know a variance to 2.2 %.
     assert abs(np.median(ratio) - 1) < 0.1 + 0.022
@@ -641,8 +646,8 @@ def test_networks_match_monte_carlo(kind, oracle):
 @pytest.mark.slow
 def test_lenet_is_the_diagonal_pass_bit_for_bit():
     f, params = jaxeff.functional(LeNet5(rngs=nnx.Rngs(0)))
-    given, x = posterior(params), jnp.ones((1, 28, 28, 1))
-    one, other = (jax.make_jaxpr(moments(f, shared=s))(given, x) for s in (True, False))
+    weights, x = posterior(params), jnp.ones((1, 28, 28, 1))
+    one, other = (jax.make_jaxpr(moments(f, shared=s))(weights, x) for s in (True, False))
     assert str(one) == str(other)
 
 
@@ -653,21 +658,21 @@ def residual():
 
 @pytest.mark.slow
 def test_the_laws_hold():
-    g, f, given = residual()
-    expected = g(given, X)
-    np.testing.assert_allclose(moments(f)(given, X).var, expected.var, rtol=1e-3)
-    rows = jax.vmap(lambda x: moments(f)(given, x[None]))(X)
+    g, f, weights = residual()
+    expected = g(weights, X)
+    np.testing.assert_allclose(moments(f)(weights, X).var, expected.var, rtol=1e-3)
+    rows = jax.vmap(lambda x: moments(f)(weights, x[None]))(X)
     np.testing.assert_allclose(rows.var[:, 0], expected.var, rtol=1e-3)
-    _, steps = lax.scan(lambda c, x: (c, moments(f)(given, x[None]).var[0]), None, X)
+    _, steps = lax.scan(lambda c, x: (c, moments(f)(weights, x[None]).var[0]), None, X)
     np.testing.assert_allclose(steps, expected.var, rtol=1e-3)
 
 
 @pytest.mark.slow
 def test_derivatives_are_those_of_differences():
-    g, _, given = residual()
+    g, _, weights = residual()
 
     def loss(scale):
-        scaled = jax.tree.map(lambda v: v * scale, given)
+        scaled = jax.tree.map(lambda v: v * scale, weights)
         return g(scaled, X).var.sum()
 
     step = 1e-2
@@ -685,21 +690,21 @@ def test_an_empty_batch_has_empty_moments():
 @pytest.mark.parametrize("width", [2, 12], ids=["convolution", "dense"])
 def test_a_variance_in_bfloat16_has_the_dtype_of_its_mean(width):
     def f(w, x):
-        made = convolve(x, w["in"]) if width == 2 else x @ w["in"]
-        return nnx.relu(made).mean((1, 2)) @ w["out"]
+        hidden = convolve(x, w["in"]) if width == 2 else x @ w["in"]
+        return nnx.relu(hidden).mean((1, 2)) @ w["out"]
 
     shape = (3, 3, 4, 2) if width == 2 else (4, width)
     wide = {"in": random(*shape), "out": random(width, 3)}
     narrow, x = (jax.tree.map(lambda v: v.astype(jnp.bfloat16), one) for one in (wide, X))
-    found = moments(f)(narrow, x)
-    assert found.mean.dtype == found.var.dtype == jnp.bfloat16
-    np.testing.assert_allclose(found.var.astype(float), moments(f)(wide, X).var, rtol=0.1)
+    gaussian = moments(f)(narrow, x)
+    assert gaussian.mean.dtype == gaussian.var.dtype == jnp.bfloat16
+    np.testing.assert_allclose(gaussian.var.astype(float), moments(f)(wide, X).var, rtol=0.1)
 
 
 @pytest.mark.slow
 def test_a_posterior_without_noise_has_none_and_finite_derivatives():
-    g, _, given = residual()
-    still = jax.tree.map(lambda v: Gaussian(v.mean, 0 * v.var), given, is_leaf=is_gaussian)
+    g, _, weights = residual()
+    still = jax.tree.map(lambda v: Gaussian(v.mean, 0 * v.var), weights, is_leaf=is_gaussian)
     assert not g(still, X).var.any()
     slopes = jax.grad(lambda p: g(p, X).var.sum())(still)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
@@ -711,8 +716,8 @@ def test_calibrated_factors_belong_to_the_diagonal_pass():
         return kept(convolve(x, w)).mean((1, 2))
 
     w = random(3, 3, 4, 2)
-    found = calibrate_moments(jax.random.key(0), f, w, X, samples=200)
-    one, other = (moments(f, shared=s)(found, X) for s in (True, False))
+    calibrated = calibrate_moments(jax.random.key(0), f, w, X, samples=200)
+    one, other = (moments(f, shared=s)(calibrated, X) for s in (True, False))
     np.testing.assert_array_equal(one.var, other.var)
 
 
@@ -805,9 +810,9 @@ def stream(blocks, last):
 
 def test_a_deep_residual_stream_of_convolutions_is_named():
     w = [random(3, 3, 4, 4)] * 5
-    with pytest.warns(MomentsWarning, match="'add_4' is the last of 4 sums of branches") as found:
+    with pytest.warns(MomentsWarning, match="'add_4' is the last of 4 sums of branches") as caught:
         jax.eval_shape(moments(stream(5, lambda x: x.mean((1, 2)))), w, X)
-    assert len(found) == 1
+    assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jax.eval_shape(moments(stream(4, lambda x: x.mean((1, 2)))), w, X)

@@ -314,9 +314,9 @@ def test_few_bits_have_the_moments_of_rounded_draws(method, noise):
     start, spec = {"w": w}, {"*": LayerQuantization(weights=method)}
     f = lambda p, x: x @ p["w"]  # noqa: E731
     g = jaxeff.quantized(f, init(f, start, jnp.eye(64), spec))
-    given = Gaussian(w, jnp.full_like(w, noise**2).at[0].set(0))
-    ours = moments(g)({"w": given}, jnp.eye(64))
-    draws = given.sample(jax.random.key(4), (20_000,))
+    weights = Gaussian(w, jnp.full_like(w, noise**2).at[0].set(0))
+    ours = moments(g)({"w": weights}, jnp.eye(64))
+    draws = weights.sample(jax.random.key(4), (20_000,))
     y = np.asarray(jax.vmap(lambda w: g({"w": w}, jnp.eye(64)))(draws), np.float64)
     # Five errors of a mean, and of a variance as its fourth moment gives it, over 64 entries; of
     # what 20,000 draws hardly ever have, twenty draws.
@@ -328,9 +328,11 @@ def test_few_bits_have_the_moments_of_rounded_draws(method, noise):
     assert ours.var[0] == 0
     # Rounding moves more than noise does below a step.
     if noise < step / 2:
-        assert ours.var.mean() > 1.2 * given.var.mean()
+        assert ours.var.mean() > 1.2 * weights.var.mean()
     # Derivatives pass straight through.
-    slope = jax.grad(lambda m: moments(g)({"w": Gaussian(m, given.var)}, jnp.eye(64)).mean.sum())(w)
+    slope = jax.grad(lambda m: moments(g)({"w": Gaussian(m, weights.var)}, jnp.eye(64)).mean.sum())(
+        w
+    )
     assert ((slope == 0) | (slope == 1)).all()
 
 

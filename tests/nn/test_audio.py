@@ -104,12 +104,12 @@ def test_log_mel_finds_the_pitch():
     time = np.arange(16_000) / 16_000
     pitches = np.array([300.0, 1000.0, 3000.0])
     audio = (8000 * np.sin(2 * np.pi * pitches[:, None] * time)).astype(np.int16)
-    found = nn.log_mel(audio)
-    assert found.shape == (3, 32, 32)
-    assert (found >= 0).all()
+    features = nn.log_mel(audio)
+    assert features.shape == (3, 32, 32)
+    assert (features >= 0).all()
     mel = np.linspace(*(2595 * np.log10(1 + f / 700) for f in (60.0, 7600.0)), 34)[1:-1]
     centres = 700 * (10 ** (mel / 2595) - 1)
-    bands = found.mean(1).argmax(1)
+    bands = features.mean(1).argmax(1)
     np.testing.assert_array_equal(bands, np.abs(centres - pitches[:, None]).argmin(1))
     assert nn.log_mel(np.zeros((1, 16_000), np.int16)).max() == 0
     with pytest.raises(TypeError, match="expected int16"):

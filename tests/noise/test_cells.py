@@ -63,11 +63,11 @@ def test_compiled_cells_are_the_same(name):
 @pytest.mark.parametrize("name", ["phase-change", "resistive", "charge-trap"])
 def test_cells_do_the_same_whatever_the_largest_weight_takes(name):
     kind = type(MODELS[name])
-    whole, half = kind(read=0.0), kind(read=0.0, top=kind().top / 2)
+    full_range, half = kind(read=0.0), kind(read=0.0, top=kind().top / 2)
     share = jax.random.uniform(OTHER, (1000,)).at[0].set(1.0)
     low = half.perturb(KEY, share)[1:] * half.top
     # The same conductances, of which the largest weight takes twice as much.
-    same = whole.perturb(KEY, (share / 2).at[0].set(1.0))[1:] * whole.top
+    same = full_range.perturb(KEY, (share / 2).at[0].set(1.0))[1:] * full_range.top
     np.testing.assert_allclose(low, same, rtol=1e-4, atol=1e-3)
 
 
@@ -175,9 +175,9 @@ def test_digits_are_exact_where_cells_are():
     # A compiler multiplies by a reciprocal, and 121 / 11**2 comes out below one.
     odd, codes = ProgrammedCell(0.0, states=11, slices=3), jnp.arange(11.0**3)
     np.testing.assert_allclose(jax.jit(odd.perturb)(KEY, codes), codes, atol=1e-3)
-    whole = np.abs(PhaseChange(read=0.0).perturb(KEY, W) - W).mean()
+    full_range = np.abs(PhaseChange(read=0.0).perturb(KEY, W) - W).mean()
     sliced = np.abs(PhaseChange(read=0.0, states=4, slices=4).perturb(KEY, W) - W).mean()
-    assert sliced < 0.8 * whole
+    assert sliced < 0.8 * full_range
 
 
 def test_write_verify_ends_within_the_tolerance():
@@ -189,9 +189,9 @@ def test_write_verify_ends_within_the_tolerance():
 
 def test_channels_have_tops_of_their_own():
     small = W.at[:, 0].multiply(1e-3)
-    whole = PhaseChange(read=0.0).perturb(KEY, small)
+    full_range = PhaseChange(read=0.0).perturb(KEY, small)
     own = PhaseChange(read=0.0, tops="channel").perturb(KEY, small)
-    assert np.abs(own - small)[:, 0].max() < 1e-2 * np.abs(whole - small)[:, 0].max()
+    assert np.abs(own - small)[:, 0].max() < 1e-2 * np.abs(full_range - small)[:, 0].max()
 
 
 @pytest.mark.slow

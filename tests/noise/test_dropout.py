@@ -40,8 +40,8 @@ def test_values_are_kept_or_zero():
 
 
 def test_is_made_inside_of_a_program():
-    found = jax.jit(lambda x: Dropout(0.3).perturb(KEY, x))(X)
-    np.testing.assert_array_equal(found, Dropout(0.3).perturb(KEY, X))
+    dropped = jax.jit(lambda x: Dropout(0.3).perturb(KEY, x))(X)
+    np.testing.assert_array_equal(dropped, Dropout(0.3).perturb(KEY, X))
     with pytest.raises(ValueError, match=r"Dropout\.rate must be at least 0 and below 1"):
         jax.jit(lambda x: Dropout(1.0).perturb(KEY, x))(X)
 

@@ -41,8 +41,8 @@ def slots_of(make, batch_norm, x, train=False):
     ],
 )
 def test_slots_are_the_sources(make, batch_norm, x, count):
-    found = slots_of(make, batch_norm, x)
-    assert len(found) == len(set(found)) == count
+    slot_names = slots_of(make, batch_norm, x)
+    assert len(slot_names) == len(set(slot_names)) == count
 
 
 @pytest.mark.slow
@@ -52,14 +52,14 @@ def test_training_has_the_slots_of_inference():
 
 
 def test_a_residual_network_has_the_slots_of_folded_hardware():
-    found = slots_of(ResNet18, True, COLOUR)
-    assert found[:7] == [
+    slot_names = slots_of(ResNet18, True, COLOUR)
+    assert slot_names[:7] == [
         "input", "conv1", "relu", "max_pool", "stage1/0/conv1", "stage1/0/conv2", "relu_2",
     ]  # fmt: skip
-    assert [s for s in found if "shortcut" in s] == [f"stage{i}/0/shortcut" for i in (2, 3, 4)]
-    assert sum("conv" in s or "shortcut" in s for s in found) == 20
-    assert sum("relu" in s for s in found) == 9
-    assert found[-2:] == ["mean", "fc"]
+    assert [s for s in slot_names if "shortcut" in s] == [f"stage{i}/0/shortcut" for i in (2, 3, 4)]
+    assert sum("conv" in s or "shortcut" in s for s in slot_names) == 20
+    assert sum("relu" in s for s in slot_names) == 9
+    assert slot_names[-2:] == ["mean", "fc"]
 
 
 def test_layers_of_a_loop_have_slots():
@@ -68,7 +68,7 @@ def test_layers_of_a_loop_have_slots():
         return jax.lax.scan(step, x, params["cell"])[0] @ params["fc"]
 
     params = {"cell": jnp.ones((4, 3, 3)), "fc": jnp.ones((3, 2))}
-    found = slots(f, params, jnp.ones((5, 3)))
-    assert found == ["input", "cell", "relu", "fc"]
-    g = noisy(f, {site: Additive(0.1) for site in found})
+    slot_names = slots(f, params, jnp.ones((5, 3)))
+    assert slot_names == ["input", "cell", "relu", "fc"]
+    g = noisy(f, {site: Additive(0.1) for site in slot_names})
     assert g(jax.random.key(0), params, jnp.ones((5, 3))).shape == (5, 2)

@@ -54,9 +54,9 @@ def test_every_reading_is_gamma_distributed(light):
     ],
 )
 def test_correlations_are_those_asked_for(light, a, b, expected):
-    found = np.corrcoef(light[a], light[b])[0, 1]
+    correlation = np.corrcoef(light[a], light[b])[0, 1]
     # Products of skewed numbers spread more than normal ones: twice the normal standard error.
-    assert abs(found - expected) < 5 * 2 * (1 - expected**2) / np.sqrt(N)
+    assert abs(correlation - expected) < 5 * 2 * (1 - expected**2) / np.sqrt(N)
 
 
 @pytest.mark.slow

@@ -43,9 +43,9 @@ def test_counts_are_negative_binomial_at_twenty_intensities():
     for mean, column in zip(means, counts.T, strict=True):
         law = scipy.stats.nbinom(MODES, MODES / (MODES + mean))
         edges = np.unique(law.ppf(np.linspace(0, 1, 21)[1:-1]))  # the upper ends of bins
-        found = np.bincount(np.searchsorted(edges, column), minlength=len(edges) + 1)
+        occupancy = np.bincount(np.searchsorted(edges, column), minlength=len(edges) + 1)
         expected = np.diff([0, *law.cdf(edges), 1]) * len(column)
-        assert scipy.stats.chisquare(found, expected).pvalue > 0.01 / 20
+        assert scipy.stats.chisquare(occupancy, expected).pvalue > 0.01 / 20
 
 
 def test_three_numbers_are_fitted_from_variances():
@@ -100,9 +100,9 @@ def test_tables_hold_the_same_distributions():
     for mean, column in zip(means[1:], counts.T[1:], strict=True):
         law = scipy.stats.nbinom(MODES, MODES / (MODES + mean))
         edges = np.unique(law.ppf(np.linspace(0, 1, 21)[1:-1]))
-        found = np.bincount(np.searchsorted(edges, column), minlength=len(edges) + 1)
+        occupancy = np.bincount(np.searchsorted(edges, column), minlength=len(edges) + 1)
         expected = np.diff([0, *law.cdf(edges), 1]) * len(column)
-        assert scipy.stats.chisquare(found, expected).pvalue > 0.01 / 2
+        assert scipy.stats.chisquare(occupancy, expected).pvalue > 0.01 / 2
     width = table.share.shape[1]
     own = table.share[2] / 2.0**32
     mass = own + np.bincount(table.other[2], 1 - own, width)

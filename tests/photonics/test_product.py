@@ -28,11 +28,11 @@ def fine(light, **own):
 
 def test_a_silent_product_is_the_product_of_signed_operands():
     for cells in ("right", "left"):
-        found = photonic(scores, fine(SILENT, cells=cells))(KEY, P, Q, K)
-        np.testing.assert_allclose(found, scores(P, Q, K), atol=0.01)
+        output = photonic(scores, fine(SILENT, cells=cells))(KEY, P, Q, K)
+        np.testing.assert_allclose(output, scores(P, Q, K), atol=0.01)
     # What is sent as positive light alone loses its negative part.
-    found = photonic(scores, fine(SILENT, inputs="positive"))(KEY, P, Q, K)
-    np.testing.assert_allclose(found, scores(P, jax.nn.relu(Q), K), atol=0.01)
+    output = photonic(scores, fine(SILENT, inputs="positive"))(KEY, P, Q, K)
+    np.testing.assert_allclose(output, scores(P, jax.nn.relu(Q), K), atol=0.01)
     nothing = photonic(scores, fine(SILENT))(KEY, P, jnp.zeros_like(Q), K)
     np.testing.assert_allclose(nothing, 0.0, atol=1e-6)
 

@@ -40,13 +40,13 @@ def dense(params, x):
     ],
 )
 def test_moments_are_those_of_draws(f, spec):
-    found = jaxeff.moments(f, noise=read_out(f, PARAMS, X, spec))(PARAMS, X)
+    gaussian = jaxeff.moments(f, noise=read_out(f, PARAMS, X, spec))(PARAMS, X)
     keys = jax.random.split(KEY, DRAWS)
     draws = np.asarray(jax.jit(jax.vmap(lambda k: photonic(f, spec)(k, PARAMS, X)))(keys), float)
     error = draws.std(0) / DRAWS**0.5
-    assert (np.abs(draws.mean(0) - np.asarray(found.mean)) < 5 * error + 1e-6).all()
+    assert (np.abs(draws.mean(0) - np.asarray(gaussian.mean)) < 5 * error + 1e-6).all()
     centred = (draws - draws.mean(0)) ** 2
-    off = np.abs(centred.mean(0) - np.asarray(found.var))
+    off = np.abs(centred.mean(0) - np.asarray(gaussian.var))
     assert (off < 5 * centred.std(0) / DRAWS**0.5 + 1e-9).all()
 
 

@@ -36,18 +36,18 @@ def readings(setting, x=X):
 @pytest.mark.parametrize("model", ["gaussian", "physical"])
 def test_readings_have_the_moments_of_carriers_and_detectors(model, rails):
     setting = PhotonicWeights(replace(LIGHT, model=model), 2000, 2000, rails)
-    found = readings(setting)
+    voltages = readings(setting)
     w = np.asarray(PARAMS["w"], np.float64)
     w = np.maximum(w, 0) if rails == "one" else w
     mean = np.asarray(X[0], np.float64) @ w + np.asarray(PARAMS["b"])
     error = 0.5 * 2.6 / 1999  # of a weight, times the inputs' sum: rounding to levels
-    assert (np.abs(found.mean(0) - mean) < 5 * found.std(0) / np.sqrt(N) + error).all()
+    assert (np.abs(voltages.mean(0) - mean) < 5 * voltages.std(0) / np.sqrt(N) + error).all()
     excess = np.asarray(jaxeff.photonics.noise_sigma(X[0], replace(LIGHT, photons=1e30,
                                                                    electronic=0.0)))  # fmt: skip
     scale, count = np.abs(w).max(), 2 if rails == "two" else 1
     shot = np.asarray(X[0]) @ np.abs(w) * scale / 80 + count * 4 * (scale * 0.03) ** 2
     covariance = w.T @ np.diag(excess**2) @ w + np.diag(shot)
-    centred = found - found.mean(0)
+    centred = voltages - voltages.mean(0)
     products = centred[:, :, None] * centred[:, None]
     errors = 5 * products.std(0) / np.sqrt(N)
     assert (np.abs(products.mean(0) - covariance) < errors).all()
@@ -85,8 +85,8 @@ def test_a_convolution_is_one_too_and_learns():
 @pytest.mark.slow
 def test_a_saturating_detector_holds_readings_down():
     light = replace(LIGHT, model="physical", saturation=0.1, electronic=0.0)
-    found = readings(PhotonicWeights(light, rails="one"))
-    assert found.max() <= 0.4 * 1.0 + 0.2 + 1e-6  # four slots, the largest weight, the bias
+    voltages = readings(PhotonicWeights(light, rails="one"))
+    assert voltages.max() <= 0.4 * 1.0 + 0.2 + 1e-6  # four slots, the largest weight, the bias
 
 
 def test_mistakes_are_named():

@@ -64,8 +64,8 @@ def test_only_what_results_need_is_carried(name):
     # The counter, its limit, the result and what feeds that; the outer loop carries two.
     assert [len(eqn.outvars) for eqn in loops(live)] == ([2, 4] if name == "while" else [4])
     assert live.in_avals == closed.in_avals
-    found, expected = (jaxpr_as_fun(c)(0.5, X, COUNT) for c in (live, closed))
-    np.testing.assert_array_equal(found, expected)
+    output, expected = (jaxpr_as_fun(c)(0.5, X, COUNT) for c in (live, closed))
+    np.testing.assert_array_equal(output, expected)
 
 
 def test_what_only_dead_carries_read_is_no_operand():

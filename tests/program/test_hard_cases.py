@@ -44,8 +44,8 @@ def dense(p, x):
 
 
 def assert_reads(f, *args):
-    expected, found = jax.jit(f)(*args), jax.jit(interpreted(f))(*args)
-    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+    expected, output = jax.jit(f)(*args), jax.jit(interpreted(f))(*args)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(output), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
@@ -144,8 +144,8 @@ def test_sites_do_not_depend_on_an_axis_of_one(shape, axis):
 
     x = jnp.ones(shape)
     assert "softmax" in names(softmax, jnp.float32(2), x)
-    found = kinds(standardize, jnp.float32(2), x)
-    assert list(found.values()) == ["input", "elementwise", "normalization"]
+    layer_kinds = kinds(standardize, jnp.float32(2), x)
+    assert list(layer_kinds.values()) == ["input", "elementwise", "normalization"]
 
 
 def test_a_value_read_by_two_pointwise_functions_is_a_layer():
@@ -178,8 +178,8 @@ def test_a_custom_derivative_that_mixes_elements_is_not_pointwise():
         return jnp.cumsum(x, 0)
 
     running.defjvp(lambda p, t: (running(*p), running(*t)))
-    found = kinds(lambda p, x: running(x @ p["w"]), PARAMS, X)
-    assert list(found.values()) == ["input", "linear", "other"]
+    layer_kinds = kinds(lambda p, x: running(x @ p["w"]), PARAMS, X)
+    assert list(layer_kinds.values()) == ["input", "linear", "other"]
 
 
 def test_a_custom_derivative_with_statistics_inside_is_a_normalization():
@@ -188,8 +188,8 @@ def test_a_custom_derivative_with_statistics_inside_is_a_normalization():
         return x - x.mean(-1, keepdims=True)
 
     centered.defjvp(lambda p, t: (centered(*p), centered(*t)))
-    found = kinds(lambda p, x: centered(x @ p["w"]), PARAMS, X)
-    assert list(found.values()) == ["input", "linear", "normalization"]
+    layer_kinds = kinds(lambda p, x: centered(x @ p["w"]), PARAMS, X)
+    assert list(layer_kinds.values()) == ["input", "linear", "normalization"]
 
 
 def calls(f, *args):

@@ -70,9 +70,9 @@ def test_reading_and_running_changes_nothing(name):
     f = FUNCTIONS[name]
     params = {"w": W}
     # Both compiled: eager JAX compiles some of jax.nn as a whole, and rounds differently.
-    expected, found = jax.jit(f)(params, X), jax.jit(functools.partial(run, f))(params, X)
-    assert jax.tree.structure(expected) == jax.tree.structure(found)
-    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+    expected, output = jax.jit(f)(params, X), jax.jit(functools.partial(run, f))(params, X)
+    assert jax.tree.structure(expected) == jax.tree.structure(output)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(output), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -91,11 +91,11 @@ def test_gradients_are_those_of_the_function(name):
     if name == "while":
         tangent = (jnp.ones_like(W),)
         expected = jax.jvp(loss(f), (W,), tangent)[1]
-        found = jax.jvp(loss(functools.partial(run, f)), (W,), tangent)[1]
+        output = jax.jvp(loss(functools.partial(run, f)), (W,), tangent)[1]
     else:
         expected = jax.grad(loss(f))(W)
-        found = jax.grad(loss(functools.partial(run, f)))(W)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+        output = jax.grad(loss(functools.partial(run, f)))(W)
+    np.testing.assert_allclose(output, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_relu_keeps_its_gradient_at_zero():
@@ -115,11 +115,11 @@ def test_custom_vjp_without_a_site_keeps_its_gradient():
 
 def test_kinds_of_a_convolutional_net():
     f, params = functional(LeNet5(pool="avg", rngs=nnx.Rngs(0)))
-    found = kinds(f, params, jnp.ones((1, 28, 28, 1)))
-    assert found["conv1"] == found["fc3"] == "linear"
-    assert found["avg_pool"] == "pooling"
-    assert found["relu_3"] == "elementwise"
-    assert found["reshape"] == "shape"
+    layer_kinds = kinds(f, params, jnp.ones((1, 28, 28, 1)))
+    assert layer_kinds["conv1"] == layer_kinds["fc3"] == "linear"
+    assert layer_kinds["avg_pool"] == "pooling"
+    assert layer_kinds["relu_3"] == "elementwise"
+    assert layer_kinds["reshape"] == "shape"
 
 
 def test_biases_and_weights_are_told_apart():
@@ -136,23 +136,26 @@ def test_batch_norm_and_residuals_of_resnet():
     model = ResNet18(rngs=nnx.Rngs(0))
     model.eval()
     f, params = functional(model)
-    found = kinds(f, params, jnp.ones((1, 32, 32, 3)))
-    assert list(found.values()).count("linear") == 21
-    norms = [s for s, k in found.items() if k == "normalization"]
+    layer_kinds = kinds(f, params, jnp.ones((1, 32, 32, 3)))
+    assert list(layer_kinds.values()).count("linear") == 21
+    norms = [s for s, k in layer_kinds.items() if k == "normalization"]
     assert len(norms) == 20
     assert all("bn" in n for n in norms)
-    assert [s for s in found if s.startswith("add")] == ["add", *(f"add_{i}" for i in range(1, 8))]
-    assert found["mean"] == "reduction"
+    assert [s for s in layer_kinds if s.startswith("add")] == [
+        "add",
+        *(f"add_{i}" for i in range(1, 8)),
+    ]
+    assert layer_kinds["mean"] == "reduction"
 
 
 @pytest.mark.slow
 def test_attention_of_a_transformer():
     f, params = functional(TransformerEncoder(rngs=nnx.Rngs(0)))
-    found = kinds(f, params, jnp.ones((2, 8, 8)))
-    assert found["blocks/1/attn/query"] == "linear"
-    assert found["matmul"] == "matmul"
-    assert found["softmax"] == found["blocks/0/ln1"] == "normalization"
-    assert found["gelu_exact_1"] == "elementwise"
+    layer_kinds = kinds(f, params, jnp.ones((2, 8, 8)))
+    assert layer_kinds["blocks/1/attn/query"] == "linear"
+    assert layer_kinds["matmul"] == "matmul"
+    assert layer_kinds["softmax"] == layer_kinds["blocks/0/ln1"] == "normalization"
+    assert layer_kinds["gelu_exact_1"] == "elementwise"
 
 
 def test_one_region_for_a_function_of_one_tensor():
@@ -171,8 +174,8 @@ def test_parameters_separate_pointwise_layers():
         return jnp.tanh(jnp.where(scaled > 0, scaled, p["prelu"]["a"] * scaled))
 
     params = {"scale": {"s": jnp.ones(6)}, "prelu": {"a": jnp.float32(0.1)}}
-    found = kinds(f, params, X)
-    assert list(found) == ["input", "relu", "scale", "prelu", "tanh"]
+    layer_kinds = kinds(f, params, X)
+    assert list(layer_kinds) == ["input", "relu", "scale", "prelu", "tanh"]
 
 
 def test_expressions_recognise_functions_by_example():

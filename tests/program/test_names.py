@@ -69,9 +69,12 @@ def test_names_of_the_forward_pass_survive_grad(lenet):
     def loss(p, x):
         return f(p, x).sum()
 
-    found = names(jax.value_and_grad(loss), params, x)
-    assert [n for n in found if n in LENET_SITES] == LENET_SITES
-    assert found == names(jax.jit(jax.value_and_grad(interpreted(loss))), params, x)[: len(found)]
+    site_names = names(jax.value_and_grad(loss), params, x)
+    assert [n for n in site_names if n in LENET_SITES] == LENET_SITES
+    assert (
+        site_names
+        == names(jax.jit(jax.value_and_grad(interpreted(loss))), params, x)[: len(site_names)]
+    )
 
 
 class Reuse(linen.Module):
@@ -139,9 +142,9 @@ def test_control_flow_and_nested_lists():
     w = jnp.eye(4)
     params = {"a": w, "b": w, "c": w, "layers": [{}, {"w": w}]}
     x = jnp.ones((2, 4))
-    found = names(f, params, x)
-    assert {"a", "b", "c", "layers/1", "relu", "silu"} <= set(found)
-    assert found == names(interpreted(f), params, x)
+    site_names = names(f, params, x)
+    assert {"a", "b", "c", "layers/1", "relu", "silu"} <= set(site_names)
+    assert site_names == names(interpreted(f), params, x)
 
 
 def test_tags_name_layers_without_weights():
@@ -244,9 +247,9 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 def test_two_weights_of_a_module_are_two_sites(name):
     f, params, expected = MODULES[name]
-    found = names(f, params, ROWS)
-    assert [n for n in found if n in expected] == expected
-    assert not any("#" in n for n in found if n not in expected)
+    site_names = names(f, params, ROWS)
+    assert [n for n in site_names if n in expected] == expected
+    assert not any("#" in n for n in site_names if n not in expected)
     for wrap in (
         jax.jit,
         jax.checkpoint,
@@ -288,8 +291,8 @@ def test_closed_over_constants_are_operands():
     def f(p, x):
         return jax.nn.softmax(2.0 * (x @ basis @ p["w"]))
 
-    found = names(f, {"w": jnp.eye(4)}, jnp.ones((2, 4)))
-    assert found == ["input", "linear", "w", "mul", "softmax"]
+    site_names = names(f, {"w": jnp.eye(4)}, jnp.ones((2, 4)))
+    assert site_names == ["input", "linear", "w", "mul", "softmax"]
 
 
 def test_mutable_state_and_dropout_are_no_sites():
@@ -302,8 +305,8 @@ def test_mutable_state_and_dropout_are_no_sites():
         nnx.Linear(4, 2, rngs=nnx.Rngs(2)),
     )
     f, params, state = functional(net, mutable=True)
-    found = names(f, params, state, jnp.ones((2, 4)))
-    assert [n for n in found if n.startswith("layers")] == ["layers/0", "layers/2"]
+    site_names = names(f, params, state, jnp.ones((2, 4)))
+    assert [n for n in site_names if n.startswith("layers")] == ["layers/0", "layers/2"]
 
 
 def test_key_arguments_come_first_or_anywhere():

@@ -211,8 +211,8 @@ def test_parameters_with_colons_are_calibrated_computed_in_codes_and_pruned():
     spec = jaxeff.compression.calibrate(f, params, [x], {"*:linear": setting}).spec
     assert list(spec) == ["layer:0", "net:linear", "net:linear#1", "net"]
     g = jaxeff.integer(f, spec)
-    found, near = g(g.convert(params, x), x), jaxeff.quantized(f, spec)(params, x)
-    np.testing.assert_allclose(found, near, atol=1e-5)
+    output, near = g(g.convert(params, x), x), jaxeff.quantized(f, spec)(params, x)
+    np.testing.assert_allclose(output, near, atol=1e-5)
     plan = jaxeff.prune_plan(f, params, (x,), {"layer:0": jaxeff.pruning.Prune(0.5)})
     small = jaxeff.pruned(f, plan)(plan.shrink(params), x)
     np.testing.assert_allclose(small, jaxeff.pruning.masked(f, plan)(params, x), atol=1e-6)

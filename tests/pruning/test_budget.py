@@ -83,19 +83,19 @@ SHAPES = {
 def test_costs_are_counted_without_tracing(f, seed):
     params = jax.tree.map(jnp.ones, SHAPES[f], is_leaf=lambda s: isinstance(s, tuple))
     x = jnp.ones((2, 6, 6, 2) if f is images else (2, 4, 3))
-    found = channels(f, params, x)
-    assert len(found.free) >= 3
+    coupled = channels(f, params, x)
+    assert len(coupled.free) >= 3
     rng = np.random.default_rng(seed)
-    keep = {g.name: rng.random(g.size) < 0.6 for g in found.free}
+    keep = {g.name: rng.random(g.size) < 0.6 for g in coupled.free}
     for where in keep.values():
         where[0] = True
-    plan = Plan(keep, found)
-    ids = {g.name: d for g, d in zip(found, found.dimensions, strict=True)}
+    plan = Plan(keep, coupled)
+    ids = {g.name: d for g, d in zip(coupled, coupled.dimensions, strict=True)}
     counts = {ids[n]: int(k.sum()) for n, k in keep.items()}
     small = plan.shrink(params)
-    assert parameters(found)(counts) == sum(w.size for w in jax.tree.leaves(small))
-    assert macs(found)(counts) == pytest.approx(jaxeff.cost(pruned(f, plan), small, x).macs)
-    assert macs(found)({}) == jaxeff.cost(f, params, x).macs
+    assert parameters(coupled)(counts) == sum(w.size for w in jax.tree.leaves(small))
+    assert macs(coupled)(counts) == pytest.approx(jaxeff.cost(pruned(f, plan), small, x).macs)
+    assert macs(coupled)({}) == jaxeff.cost(f, params, x).macs
 
 
 @pytest.mark.parametrize("what", ["macs", "parameters"])

@@ -90,11 +90,11 @@ def test_what_crosses_is_what_differs_from_the_masked_one(f, crossed):
     params = {name: rng.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
     used = {name: w for name, w in params.items() if f is linear_attention or name != "v"}
     x = rng.standard_normal((4, 3), dtype=np.float32)
-    found = channels(f, used, x)
-    assert {group.name for group in found.free if group.crossed} == crossed
-    for group in found.free:
+    coupled = channels(f, used, x)
+    assert {group.name for group in coupled.free if group.crossed} == crossed
+    for group in coupled.free:
         keep = np.arange(group.size) < group.size - 1
-        plan = Plan({group.name: keep}, found, {name: "left" for name in crossed})
+        plan = Plan({group.name: keep}, coupled, {name: "left" for name in crossed})
         small = plan.shrink(used)
         ours, theirs = pruned(f, plan)(small, x), masked(f, plan)(used, x)
         assert np.allclose(ours, theirs, rtol=1e-5, atol=1e-5) == (group.name not in crossed)
@@ -132,9 +132,9 @@ def test_noise_of_channels_is_that_of_the_masked_network(f):
     params = {name: rng.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
     x = rng.standard_normal((4, 3), dtype=np.float32)
     key = jax.random.key(0)
-    found = channels(f, key, params, x)
-    (group,) = found.free
-    plan = Plan({group.name: np.array([True, False, True, False, False, True])}, found)
+    coupled = channels(f, key, params, x)
+    (group,) = coupled.free
+    plan = Plan({group.name: np.array([True, False, True, False, False, True])}, coupled)
     g, small = jax.jit(pruned(f, plan)), plan.shrink(params)
     for k in (key, jax.random.key(1)):
         theirs = jax.jit(masked(f, plan))(k, params, x)
@@ -162,10 +162,10 @@ def test_what_mixes_rows_alone_holds_no_channel(f):
     def network(p, x):
         return f(x @ p["a"]) @ p["b"]
 
-    found = channels(network, params, x)
-    (group,) = found.free
+    coupled = channels(network, params, x)
+    (group,) = coupled.free
     assert not group.crossed
-    plan = Plan({group.name: np.array([True, False, True, False, False, True])}, found)
+    plan = Plan({group.name: np.array([True, False, True, False, False, True])}, coupled)
     ours = jax.jit(pruned(network, plan))(plan.shrink(params), x)
     theirs = jax.jit(masked(network, plan))(params, x)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -180,12 +180,12 @@ def read(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_pruned_is_masked_or_the_narrower_one(name):
-    network, found = read(name)
-    crossed = [group for group in found.free if group.crossed]
+    network, coupled = read(name)
+    crossed = [group for group in coupled.free if group.crossed]
     assert bool(crossed) == bool(network.narrow)
-    whole = jax.jit(lambda plan, p: computed(masked(network.f, plan), network.args)(p))
+    masked_output = jax.jit(lambda plan, p: computed(masked(network.f, plan), network.args)(p))
     for seed in range(3):
-        plan = drawn(found, seed, network)
+        plan = drawn(coupled, seed, network)
         g, small = pruned(network.f, plan, rescale=bool(crossed)), plan.shrink(network.params)
         out, ours = jax.jit(computed(g, network.args))(small)
         if network.narrow:
@@ -193,7 +193,7 @@ def test_pruned_is_masked_or_the_narrower_one(name):
             narrow = jax.jit(computed(network.narrow(**left), network.args))
             expected, gradient = narrow(small)
         else:
-            expected, gradient = whole(plan, network.params)
+            expected, gradient = masked_output(plan, network.params)
             gradient = plan.shrink(gradient)
         assert_same(out, expected)
         assert_same(ours, gradient)

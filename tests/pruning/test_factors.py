@@ -83,11 +83,13 @@ def test_heads_and_convolutions_in_groups_lose_what_was_asked(f, ratio):
     plan = prune_plan(f, params, X, {"*": Prune(ratio), "o": None})
     small = plan.shrink(params)
     for name in ("q", "k", "v") if f is attention else ("in", "conv"):
-        made = [int(np.prod(p[name].shape[1 if f is attention else -1 :])) for p in (params, small)]
-        asked = made[0] - int(ratio * made[0])
+        widths = [
+            int(np.prod(p[name].shape[1 if f is attention else -1 :])) for p in (params, small)
+        ]
+        asked = widths[0] - int(ratio * widths[0])
         # A factor's channel is as many channels of the layer as the other factor has.
         other = 4 if f is attention else 3
-        assert asked <= made[1] < asked + other, (name, made)
+        assert asked <= widths[1] < asked + other, (name, widths)
     ours, theirs = pruned(f, plan)(small, X), masked(f, plan)(params, X)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -95,10 +97,10 @@ def test_heads_and_convolutions_in_groups_lose_what_was_asked(f, ratio):
 def test_with_a_budget_no_more_of_a_layer_goes_than_may():
     params = drawn(attention)
     spec = {"*": Prune(0.5), "o": None}
-    whole = sum(w.size for w in params.values())
+    weight_count = sum(w.size for w in params.values())
     plan = prune_plan(attention, params, X, spec, budget=Budget(parameters=0.75))
     small = plan.shrink(params)
-    assert sum(w.size for w in small.values()) <= 0.75 * whole
+    assert sum(w.size for w in small.values()) <= 0.75 * weight_count
     assert all(small[n].size >= 0.5 * params[n].size for n in "qkv")
     with pytest.raises(ValueError, match="can't be reached"):
         prune_plan(attention, params, X, spec, budget=Budget(parameters=0.4))

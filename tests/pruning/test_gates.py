@@ -69,13 +69,13 @@ def drawn(params):
 @pytest.mark.parametrize("name", ["net", "attention"])
 def test_gates_of_zero_and_one_are_the_mask(name):
     f, params, x = nets()[name]
-    found = channels(f, params, x)
-    assert len(found.free) == {"net": 1, "attention": 3}[name]
+    coupled = channels(f, params, x)
+    assert len(coupled.free) == {"net": 1, "attention": 3}[name]
     rng = np.random.default_rng(0)
-    keep = {g.name: rng.random(g.size) < 0.5 for g in found.free}
+    keep = {g.name: rng.random(g.size) < 0.5 for g in coupled.free}
     for where in keep.values():
         where[0] = True
-    gates = Plan({n: jnp.asarray(k, jnp.float32) for n, k in keep.items()}, found)
+    gates = Plan({n: jnp.asarray(k, jnp.float32) for n, k in keep.items()}, coupled)
     hard = gates.above(0.5)
     for group, where in keep.items():
         np.testing.assert_array_equal(hard.keep[group], where)
@@ -94,30 +94,34 @@ def test_gates_of_zero_and_one_are_the_mask(name):
 @pytest.mark.slow
 def test_a_gate_counts_once_and_is_not_undone_by_a_normalization():
     f, params, x = nets()["net"]
-    found = channels(f, params, x)
-    (group,) = found.free
+    coupled = channels(f, params, x)
+    (group,) = coupled.free
     gate = jnp.linspace(0.2, 1.7, 6)
-    ours = masked(f, Plan({group.name: gate}, found))(params, x)
+    ours = masked(f, Plan({group.name: gate}, coupled))(params, x)
     # By hand: whatever sums over the channels reads them times the gate.
     by_hand = jax.tree.map(lambda w: w, params)
     for layer, shape in (("again", (1, 1, 6, 1)), ("head", (6, 1))):
         kernel = by_hand[layer]["kernel"] * gate.reshape(shape)
         by_hand[layer] = {**by_hand[layer], "kernel": kernel}
     np.testing.assert_allclose(ours, f(by_hand, x), rtol=1e-5, atol=1e-6)
-    with_gates = pruned(masked(f, Plan({group.name: gate}, found)), plan := Plan(
-        {group.name: gate > 0.8}, found
+    with_gates = pruned(masked(f, Plan({group.name: gate}, coupled)), plan := Plan(
+        {group.name: gate > 0.8}, coupled
     ))  # fmt: skip
-    whole = masked(f, Plan({group.name: jnp.where(gate > 0.8, gate, 0.0)}, found))(params, x)
-    np.testing.assert_allclose(with_gates(plan.shrink(params), x), whole, rtol=1e-5, atol=1e-5)
+    masked_output = masked(f, Plan({group.name: jnp.where(gate > 0.8, gate, 0.0)}, coupled))(
+        params, x
+    )
+    np.testing.assert_allclose(
+        with_gates(plan.shrink(params), x), masked_output, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.slow
 def test_gates_of_a_product_of_activations_act_on_one_side():
     f, params, x = nets()["attention"]
-    found = channels(f, params, x)
+    coupled = channels(f, params, x)
     gate = jnp.linspace(0.5, 1.5, 5)
-    name = next(g.name for g in found.free if g.size == 5)
-    ours = masked(f, Plan({name: gate}, found))(params, x)
+    name = next(g.name for g in coupled.free if g.size == 5)
+    ours = masked(f, Plan({name: gate}, coupled))(params, x)
     blocks = {**params["blocks"], "q": params["blocks"]["q"] * gate[None, None]}
     np.testing.assert_allclose(ours, f({**params, "blocks": blocks}, x), rtol=1e-5, atol=1e-6)
 
@@ -126,9 +130,9 @@ def test_gates_of_a_product_of_activations_act_on_one_side():
 @pytest.mark.parametrize("kind", [bool, float])
 def test_a_key_may_stand_before_the_parameters(kind):
     f, params, x = nets()["net"]
-    found = channels(f, params, x)
+    coupled = channels(f, params, x)
     keep = jnp.array([1, 0, 1, 1, 0, 1]).astype(kind)
-    plan = Plan({found.free[0].name: keep}, found)
+    plan = Plan({coupled.free[0].name: keep}, coupled)
     noise = {"head": jaxeff.Additive(0.3)}
     ours = masked(jaxeff.noisy(f, noise), plan)(KEY, params, x)
     theirs = jaxeff.noisy(masked(f, plan), noise)(KEY, params, x)
@@ -139,11 +143,11 @@ def test_a_key_may_stand_before_the_parameters(kind):
 @pytest.mark.slow
 def test_gates_trace_vmap_and_differentiate():
     f, params, x = nets()["net"]
-    found = channels(f, params, x)
-    (group,) = found.free
+    coupled = channels(f, params, x)
+    (group,) = coupled.free
 
     def value(gate):
-        return jnp.square(masked(f, Plan({group.name: gate}, found))(params, x)).sum()
+        return jnp.square(masked(f, Plan({group.name: gate}, coupled))(params, x)).sum()
 
     gates = jax.random.uniform(KEY, (3, 6), minval=0.2)
     each = jnp.stack([value(g) for g in gates])
@@ -159,10 +163,10 @@ def test_gates_trace_vmap_and_differentiate():
 @pytest.mark.slow
 def test_expected_gates_are_what_draws_have():
     f, params, x = nets()["net"]
-    found = channels(f, params, x)
-    (group,) = found.free
+    coupled = channels(f, params, x)
+    (group,) = coupled.free
     phi = jnp.linspace(-3.0, 3.0, 6)
-    gates = HardConcrete({group.name: phi}, found)
+    gates = HardConcrete({group.name: phi}, coupled)
     draws = 4000
     z = jax.vmap(lambda k: gates.draw(k).keep[group.name])(jax.random.split(KEY, draws))
     assert ((z >= 0) & (z <= 1)).all()
@@ -173,7 +177,7 @@ def test_expected_gates_are_what_draws_have():
     error = counts.std() / np.sqrt(draws)
     assert abs(counts.mean() - gates.expected("channels")) < 4 * error
     np.testing.assert_allclose(gates.expected(), group.parameters * p.sum(), rtol=1e-6)
-    start = HardConcrete.start(found, open=0.7)
+    start = HardConcrete.start(coupled, open=0.7)
     np.testing.assert_allclose(start.openness[group.name], 0.7, rtol=1e-6)
     slope = jax.grad(lambda g: g.expected("channels"))(gates).location[group.name]
     np.testing.assert_allclose(slope, p * (1 - p), rtol=1e-5)
@@ -205,10 +209,10 @@ def test_the_dropout_divergence_is_the_integral_within_a_hundredth():
 @pytest.mark.slow
 def test_dropout_gates_have_their_moments_and_drop_what_is_noise():
     f, params, x = nets()["net"]
-    found = channels(f, params, x)
-    (group,) = found.free
+    coupled = channels(f, params, x)
+    (group,) = coupled.free
     mean = jnp.array([1.0, 0.5, 2.0, 0.01, 1.0, 1.0])
-    gates = DropoutGates({group.name: mean}, {group.name: jnp.full(6, -2.0)}, found)
+    gates = DropoutGates({group.name: mean}, {group.name: jnp.full(6, -2.0)}, coupled)
     draws = 4000
     z = jax.vmap(lambda k: gates.draw(k).keep[group.name])(jax.random.split(KEY, draws))
     sigma = np.exp(-1)
@@ -235,8 +239,8 @@ def test_training_closes_gates_of_channels_that_only_cost(kind):
     # Channels 2 and 3 make nothing that is asked for.
     params = {"w": jnp.eye(4), "out": jnp.array([[1.0], [1.0], [0.01], [0.01]])}
     y = x[:, :2].sum(1, keepdims=True)
-    found = channels(f, params, x)
-    (group,) = found.free
+    coupled = channels(f, params, x)
+    (group,) = coupled.free
 
     def loss(key, learnt, batch):
         gates, (x, y) = learnt, batch
@@ -246,7 +250,7 @@ def test_training_closes_gates_of_channels_that_only_cost(kind):
         return error + 0.1 * gates.penalty()
 
     run = fit(
-        KEY, stateless(loss), kind.start(found), (x, y),
+        KEY, stateless(loss), kind.start(coupled), (x, y),
         optimizer=optax.adam(0.1), epochs=40, batch_size=64, progress=False,
     )  # fmt: skip
     keep = run.params.plan() if kind is DropoutGates else run.params.deterministic().above(0)
@@ -262,8 +266,8 @@ def test_group_lasso_is_the_sum_of_norms_and_so_is_its_gradient():
     params = {n: jnp.asarray(rng.normal(size=s), jnp.float32) for n, s in shapes.items()}
     params = {"a": params["a"].at[:, 1].set(0), "b": params["b"].at[1].set(0),
               "c": params["c"].at[1].set(0)}  # fmt: skip
-    found = channels(f, params, jnp.ones((2, 3)))
-    value, gradient = jax.value_and_grad(group_lasso)(params, found)
+    coupled = channels(f, params, jnp.ones((2, 3)))
+    value, gradient = jax.value_and_grad(group_lasso)(params, coupled)
     rows = np.concatenate([params["a"].T, params["b"][:, None], params["c"]], 1)
     norms = np.linalg.norm(rows, axis=1)
     root = np.sqrt(3 + 1 + 2)
@@ -284,22 +288,22 @@ def test_group_lasso_counts_the_diagonal_of_a_recurrent_kernel_once():
     rng = np.random.default_rng(0)
     shapes = {"x": (2, 3), "h": (3, 3), "out": (3, 1)}
     params = {n: jnp.asarray(rng.normal(size=s), jnp.float32) for n, s in shapes.items()}
-    found = channels(f, params, jnp.ones((4, 2)))
-    (group,) = [g for g in found.free if g.size == 3]
+    coupled = channels(f, params, jnp.ones((4, 2)))
+    (group,) = [g for g in coupled.free if g.size == 3]
     total = 0.0
     for c in range(3):
         entries = {n: np.zeros(s, bool) for n, s in shapes.items()}
         entries["x"][:, c] = entries["h"][c] = entries["h"][:, c] = entries["out"][c] = True
         total += np.sqrt(sum(np.square(params[n][entries[n]]).sum() for n in shapes))
     expected = np.sqrt(group.parameters) * total
-    np.testing.assert_allclose(group_lasso(params, found), expected, rtol=1e-5)
+    np.testing.assert_allclose(group_lasso(params, coupled), expected, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_slimming_is_the_sum_of_scales():
     f, params, x = nets()["net"]
-    found = channels(f, params, x)
-    value, gradient = jax.value_and_grad(slimming)(params, found)
+    coupled = channels(f, params, x)
+    value, gradient = jax.value_and_grad(slimming)(params, coupled)
     np.testing.assert_allclose(value, jnp.abs(params["norm"]["scale"]).sum(), rtol=1e-6)
     np.testing.assert_array_equal(gradient["norm"]["scale"], jnp.sign(params["norm"]["scale"]))
     assert not jnp.any(gradient["stem"]["kernel"])
@@ -310,17 +314,17 @@ def test_slimming_is_the_sum_of_scales():
 
 def test_gates_are_refused_where_a_plan_is_needed():
     f, params, x = nets()["net"]
-    found = channels(f, params, x)
-    (group,) = found.free
-    soft = Plan({group.name: jnp.linspace(0, 1, 6)}, found)
+    coupled = channels(f, params, x)
+    (group,) = coupled.free
+    soft = Plan({group.name: jnp.linspace(0, 1, 6)}, coupled)
     for call in (lambda: pruned(f, soft), lambda: soft.shrink(params)):
         with pytest.raises(PlanError, match=r"multiplied by numbers.*give plan\.above"):
             call()
     with pytest.raises(PlanError, match=r"there are \['again/kernel:3'"):
-        masked(f, Plan({"nothing": jnp.ones(6)}, found))
+        masked(f, Plan({"nothing": jnp.ones(6)}, coupled))
     with pytest.raises(PlanError, match="has 6 channels, the plan"):
-        masked(f, Plan({group.name: jnp.ones(5)}, found))
+        masked(f, Plan({group.name: jnp.ones(5)}, coupled))
     with pytest.raises(PlanError, match="can't lose channels: a result of the function"):
-        HardConcrete.start(found, groups=["head/kernel:1"])
+        HardConcrete.start(coupled, groups=["head/kernel:1"])
     with pytest.raises(ValueError, match="open must be positive and below 1"):
-        HardConcrete.start(found, open=1.0)
+        HardConcrete.start(coupled, open=1.0)

@@ -55,7 +55,7 @@ def drawn():
 
 
 def run(folder=None, **changed):
-    given = {
+    settings = {
         "spec": {"*": Prune(0.9), "c": None},
         "budgets": [Budget(macs=0.7), Budget(macs=0.4)],
         "loss": cross_entropy,
@@ -65,7 +65,7 @@ def run(folder=None, **changed):
         "progress": False,
         **changed,
     }
-    return prune_iteratively(KEY, plain, drawn(), DATA, folder=folder, **given)
+    return prune_iteratively(KEY, plain, drawn(), DATA, folder=folder, **settings)
 
 
 def cross_entropy_of(temperature, f):
@@ -113,18 +113,18 @@ def test_a_killed_run_comes_to_the_same_numbers(tmp_path, event, after):
 @pytest.mark.slow
 def test_rounds_meet_budgets_of_the_whole_model_and_are_nested():
     plans = []
-    found = run(on_round=lambda i, plan: plans.append(plan))
+    iterated = run(on_round=lambda i, plan: plans.append(plan))
     full = jaxeff.cost(plain, drawn(), X[:1]).macs
-    for plan, share, record in zip(plans, (0.7, 0.4), found.rounds, strict=True):
+    for plan, share, record in zip(plans, (0.7, 0.4), iterated.rounds, strict=True):
         left = jaxeff.cost(pruned(plain, plan), plan.shrink(drawn()), X[:1]).macs / full
         assert share - 0.15 < left <= share
         np.testing.assert_allclose(record["macs"], left)
         assert len(record["history"]) == 3
     for name, keep in plans[1].keep.items():
         assert (np.asarray(plans[0].keep[name]) >= np.asarray(keep)).all()
-    assert found.f(found.params, X).shape == (64, 3)
-    assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(
-        jnp.shape, found.plan.shrink(drawn())
+    assert iterated.f(iterated.params, X).shape == (64, 3)
+    assert jax.tree.map(jnp.shape, iterated.params) == jax.tree.map(
+        jnp.shape, iterated.plan.shrink(drawn())
     )
 
 
@@ -136,28 +136,28 @@ def test_scores_are_of_the_model_that_is_left_and_measures_of_the_whole():
         seen.append(plan)
         return sum(w.size for w in jax.tree.leaves(plan.shrink(drawn())))
 
-    found = run(
+    iterated = run(
         budgets=[Budget(measured=0.8, measure=size), Budget(measured=0.5, measure=size)],
         score=lambda g: scores.reconstruction(g, X),
         epochs=1,
     )
-    whole = sum(w.size for w in jax.tree.leaves(drawn()))
-    assert size(found.plan) <= 0.5 * whole
+    weight_count = sum(w.size for w in jax.tree.leaves(drawn()))
+    assert size(iterated.plan) <= 0.5 * weight_count
     assert all(plan.channels is seen[0].channels for plan in seen)
 
 
 @pytest.mark.slow
 def test_a_model_with_batch_statistics(tmp_path):
     f, params, state = jaxeff.functional(Net(nnx.Rngs(0)), mutable=True)
-    found = prune_iteratively(
+    iterated = prune_iteratively(
         KEY, f, params, DATA, {"*:linear": Prune(0.8)},
         [Budget(parameters=0.8), Budget(parameters=0.5)],
         loss=functools.partial(cross_entropy, mutable=True), optimizer=optax.adam(1e-2), epochs=1,
         batch_size=16, state=state, folder=tmp_path, progress=False,
     )  # fmt: skip
-    logits, _ = found.f(found.params, found.state, X)
+    logits, _ = iterated.f(iterated.params, iterated.state, X)
     assert logits.shape == (64, 3)
-    sizes = [sum(w.size for w in jax.tree.leaves(p)) for p in (params, found.params)]
+    sizes = [sum(w.size for w in jax.tree.leaves(p)) for p in (params, iterated.params)]
     assert sizes[1] <= 0.5 * sizes[0]
 
 
@@ -180,8 +180,8 @@ def test_folders_of_other_runs_are_refused(tmp_path):
 
 
 def test_two_plans_are_one():
-    found = channels(plain, drawn(), X)
-    first = Plan({"a:1": np.arange(12) < 8}, found)
+    coupled = channels(plain, drawn(), X)
+    first = Plan({"a:1": np.arange(12) < 8}, coupled)
     g, small = pruned(plain, first), first.shrink(drawn())
     further = Plan({"a:1": np.arange(8) % 2 == 0, "b:1": np.arange(10) > 4}, channels(g, small, X))
     both = lifted(first, further)
@@ -190,27 +190,27 @@ def test_two_plans_are_one():
     theirs = pruned(g, further)(further.shrink(small), X)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
     with pytest.raises(PlanError, match=r"has 8 channels left, and the further plan 12"):
-        lifted(first, Plan({"a:1": np.arange(12) < 3}, found))
+        lifted(first, Plan({"a:1": np.arange(12) < 3}, coupled))
 
 
 def test_a_smaller_model_is_a_folder(tmp_path):
     plan = prune_plan(plain, drawn(), X, {"a": Prune(0.5)})
-    small, found = plan.shrink(drawn()), channels(plain, drawn(), X)
+    small, coupled = plan.shrink(drawn()), channels(plain, drawn(), X)
     folder = save_pruned(tmp_path / "model", plan, small)
-    again, numbers = load_pruned(folder, found, drawn())
+    again, numbers = load_pruned(folder, coupled, drawn())
     np.testing.assert_array_equal(again.keep["a:1"], plan.keep["a:1"])
     jax.tree.map(np.testing.assert_array_equal, numbers, small)
     # An optimizer's state as well, and the one that is there is replaced.
     adam = optax.adam(1e-3)
     save_pruned(folder, plan, (small, adam.init(small)))
-    _, (_, state) = load_pruned(folder, found, (drawn(), adam.init(drawn())))
+    _, (_, state) = load_pruned(folder, coupled, (drawn(), adam.init(drawn())))
     assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, adam.init(small))
     assert sorted(p.name for p in folder.iterdir()) == ["params.safetensors", "plan.json"]
 
 
 def test_damaged_and_foreign_folders_are_refused(tmp_path):
     plan = prune_plan(plain, drawn(), X, {"a": Prune(0.5)})
-    small, found = plan.shrink(drawn()), channels(plain, drawn(), X)
+    small, coupled = plan.shrink(drawn()), channels(plain, drawn(), X)
     with pytest.raises(
         PlanError, match=r"a has shape \(6, 12\), but what the plan leaves .*\(6, 6\)"
     ):
@@ -221,7 +221,7 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
     text = (folder / "plan.json").read_text()
     other.save(folder / "plan.json")
     with pytest.raises(PlanError, match="belongs to another plan"):
-        load_pruned(folder, found, drawn())
+        load_pruned(folder, coupled, drawn())
     for damaged in (
         text[:40],
         "[]",
@@ -230,14 +230,14 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
     ):
         (folder / "plan.json").write_bytes(damaged.encode("latin1"))
         with pytest.raises(PlanError, match="no plan, or damaged"):
-            load_pruned(folder, found, drawn())
+            load_pruned(folder, coupled, drawn())
     (folder / "plan.json").write_text(json.dumps({**json.loads(text), "keep": {"a:1": [99]}}))
     with pytest.raises(PlanError, match="has channels 0 to 11 only"):
-        load_pruned(folder, found, drawn())
+        load_pruned(folder, coupled, drawn())
     (folder / "plan.json").write_text(text)
     (folder / "params.safetensors").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="damaged"):
-        load_pruned(folder, found, drawn())
+        load_pruned(folder, coupled, drawn())
     wide = {**drawn(), "c": jnp.ones((10, 4))}
     with pytest.raises(PlanError, match="plan of another model"):
         load_pruned(folder, channels(plain, wide, X), wide)

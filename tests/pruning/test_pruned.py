@@ -48,10 +48,10 @@ def test_a_mean_over_channels_is_that_of_those_left():
 
     wide, narrow = (jaxeff.functional(Normed(n, nnx.Rngs(0))) for n in (16, 5))
     x = jax.random.normal(jax.random.key(0), (4, 6))
-    found = channels(wide[0], wide[1], x)
-    (group,) = found.free
+    coupled = channels(wide[0], wide[1], x)
+    (group,) = coupled.free
     assert "div at 'norm' (a mean)" in group.crossed[0]
-    plan = Plan({group.name: jnp.arange(16) < 5}, found, {group.name: "left"})
+    plan = Plan({group.name: jnp.arange(16) < 5}, coupled, {group.name: "left"})
     small = plan.shrink(wide[1])
     assert jax.tree.map(jnp.shape, small) == jax.tree.map(jnp.shape, narrow[1])
     ours, theirs = pruned(wide[0], plan)(small, x), narrow[0](small, x)
@@ -65,20 +65,22 @@ def test_running_statistics_are_cut_whether_closed_over_or_given():
     plan = drawn(channels(f, params, state, IMAGE), 1)
     g = pruned(f, plan)
     out, new = g(plan.shrink(params), plan.shrink(state), IMAGE)
-    _, whole = masked(f, plan)(params, state, IMAGE)
+    _, masked_output = masked(f, plan)(params, state, IMAGE)
     assert out.shape == (2, 5)
-    for ours, theirs in zip(jax.tree.leaves(new), jax.tree.leaves(plan.shrink(whole)), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(new), jax.tree.leaves(plan.shrink(masked_output)), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_many_plans_are_one_program():
     f, params, (x,) = network("linen mlp")
-    found = channels(f, params, x)
-    (group,) = found.free
+    coupled = channels(f, params, x)
+    (group,) = coupled.free
     keeps = jnp.stack([jnp.arange(16) < n for n in (4, 8, 16)])
-    many = jax.jit(jax.vmap(lambda k: masked(f, Plan({group.name: k}, found))(params, x)))(keeps)
+    many = jax.jit(jax.vmap(lambda k: masked(f, Plan({group.name: k}, coupled))(params, x)))(keeps)
     for keep, out in zip(keeps, many, strict=True):
-        plan = Plan({group.name: keep}, found)
+        plan = Plan({group.name: keep}, coupled)
         np.testing.assert_allclose(pruned(f, plan)(plan.shrink(params), x), out, atol=1e-5)
 
 
@@ -131,8 +133,8 @@ def test_plans_keep_what_was_asked(score):
 @pytest.mark.slow
 def test_scores_rank_channels_by_what_they_do():
     f, params, (x,) = network("linen mlp")
-    found = channels(f, params, x)
-    (group,) = found.free
+    coupled = channels(f, params, x)
+    (group,) = coupled.free
     kernel = next(m.path for m in group.members if m.axis == 1)
     weak = jax.tree_util.tree_map_with_path(
         lambda path, w: (
@@ -147,23 +149,23 @@ def test_scores_rank_channels_by_what_they_do():
     def loss(p, batch):
         return -jnp.take_along_axis(jax.nn.log_softmax(f(p, batch)), labels[:, None], 1).mean()
 
-    small = scores.taylor(loss, [x])(weak, found)[group.name]
-    assert scores.l1(weak, found)[group.name].argmin() == 3
+    small = scores.taylor(loss, [x])(weak, coupled)[group.name]
+    assert scores.l1(weak, coupled)[group.name].argmin() == 3
     assert np.isfinite(small).all()
     # Against the change of the loss itself, for channels that hardly matter.
     tiny = jax.tree.map(lambda w: 0.01 * w, params)
-    predicted = scores.taylor(loss, [x])(tiny, found)[group.name]
+    predicted = scores.taylor(loss, [x])(tiny, coupled)[group.name]
     assert predicted.shape == (16,)
-    second = scores.optimal_brain_damage(jax.random.key(0), loss, [x])(params, found)
+    second = scores.optimal_brain_damage(jax.random.key(0), loss, [x])(params, coupled)
     assert (second[group.name] >= 0).all()
     posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, jnp.full_like(w, 0.1)), weak)
-    assert scores.signal_to_noise(posterior)(None, found)[group.name].argmin() == 3
+    assert scores.signal_to_noise(posterior)(None, coupled)[group.name].argmin() == 3
 
 
 def test_a_plan_is_text_and_refuses_another_model(tmp_path):
     f, params, (x,) = network("lenet")
-    found = channels(f, params, x)
-    plan = drawn(found, 0)
+    coupled = channels(f, params, x)
+    plan = drawn(coupled, 0)
     path = plan.save(tmp_path / "plan.json")
     again = Plan.load(path, channels(f, params, x))
     for name, keep in plan.keep.items():
@@ -175,25 +177,25 @@ def test_a_plan_is_text_and_refuses_another_model(tmp_path):
         plan.shrink({"conv1": {"kernel": jnp.ones((2, 2))}})
     path.write_text("{")
     with pytest.raises(PlanError, match="no plan, or damaged"):
-        Plan.load(path, found)
+        Plan.load(path, coupled)
 
 
 def test_mistakes_are_named():
     f, params, (x,) = network("lenet")
-    found = channels(f, params, x)
+    coupled = channels(f, params, x)
     with pytest.raises(PlanError, match="removes all channels of 'conv1/kernel:3'"):
-        pruned(f, Plan({"conv1/kernel:3": jnp.zeros(6, bool)}, found))
+        pruned(f, Plan({"conv1/kernel:3": jnp.zeros(6, bool)}, coupled))
     with pytest.raises(PlanError, match="can't lose channels: a result of the function"):
-        pruned(f, Plan({"fc3/kernel:1": jnp.arange(10) < 5}, found))
+        pruned(f, Plan({"fc3/kernel:1": jnp.arange(10) < 5}, coupled))
     with pytest.raises(ValueError, match="a ratio or a count"):
         Prune()
     with pytest.raises(PlanError, match="one has to stay"):
         prune_plan(f, params, x, {"conv1": Prune(count=6)})
-    plan = drawn(found, 0)
+    plan = drawn(coupled, 0)
     with pytest.raises(PlanError, match=r"give plan\.shrink\(params\)"):
         pruned(f, plan)(params, x)
     with pytest.raises(PlanError, match="traced"):
-        jax.jit(lambda k: pruned(f, Plan({"conv1/kernel:3": k}, found)))(jnp.ones(6, bool))
+        jax.jit(lambda k: pruned(f, Plan({"conv1/kernel:3": k}, coupled)))(jnp.ones(6, bool))
 
 
 def test_what_cannot_be_pruned_says_why():
@@ -201,10 +203,10 @@ def test_what_cannot_be_pruned_says_why():
         return jnp.sort(x @ p["a"], axis=-1) @ p["b"]
 
     p, x = {"a": jnp.ones((3, 8)), "b": jnp.ones((8, 2))}, jnp.ones((2, 3))
-    found = channels(ordered, p, x)
-    assert not found.free
-    assert "sort" in found["a:1"].held[0]
-    assert "sort" in str(found)
+    coupled = channels(ordered, p, x)
+    assert not coupled.free
+    assert "sort" in coupled["a:1"].held[0]
+    assert "sort" in str(coupled)
 
 
 @pytest.mark.slow
@@ -229,16 +231,16 @@ def test_what_was_pruned_is_pruned_again():
 
 def test_a_plan_that_removes_nothing_is_the_function():
     f, params, args = network("linen mlp")
-    found = channels(f, params, *args)
-    assert pruned(f, Plan({}, found)) is f
-    whole = Plan({group.name: np.ones(group.size, bool) for group in found}, found)
+    coupled = channels(f, params, *args)
+    assert pruned(f, Plan({}, coupled)) is f
+    whole = Plan({group.name: np.ones(group.size, bool) for group in coupled}, coupled)
     assert pruned(f, whole) is f
 
 
 def test_a_function_that_needs_what_the_plan_removes_is_refused():
     f, params, (x,) = network("linen mlp")
-    (group,) = (found := channels(f, params, x)).free
-    plan = Plan({group.name: np.arange(16) < 3}, found)
+    (group,) = (coupled := channels(f, params, x)).free
+    plan = Plan({group.name: np.arange(16) < 3}, coupled)
 
     def ordered(p, x):
         p = {**p, "fc1": {k: jnp.cumsum(w, -1) for k, w in p["fc1"].items()}}
@@ -251,8 +253,8 @@ def test_a_function_that_needs_what_the_plan_removes_is_refused():
 def test_a_result_may_be_a_number():
     f, params, (x,) = network("linen mlp")
     counted = lambda p, x: (f(p, x), 3.0)  # noqa: E731
-    (group,) = (found := channels(counted, params, x)).free
-    plan = Plan({group.name: np.arange(16) < 3}, found)
+    (group,) = (coupled := channels(counted, params, x)).free
+    plan = Plan({group.name: np.arange(16) < 3}, coupled)
     smaller, count = pruned(counted, plan)(plan.shrink(params), x)
     np.testing.assert_array_equal(smaller, pruned(f, plan)(plan.shrink(params), x))
     assert count == 3

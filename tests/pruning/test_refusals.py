@@ -62,16 +62,16 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_holds_channels_is_named(name):
     (f, params), said = CASES[name]
-    found = channels(f, params, X)
-    group = next(g for g in found if g.name.startswith("first/kernel:1"))
+    coupled = channels(f, params, X)
+    group = next(g for g in coupled if g.name.startswith("first/kernel:1"))
     assert not group.free
     keep = {group.name: np.arange(group.size) > 0}
     with pytest.raises(ValueError, match="can't lose channels") as spec:
         prune_plan(f, params, X, {"first": Prune(0.5)})
     with pytest.raises(PlanError) as cut:
-        pruned(f, Plan(keep, found))
+        pruned(f, Plan(keep, coupled))
     with pytest.raises(PlanError) as shrunk:
-        Plan(keep, found).shrink(params)
+        Plan(keep, coupled).shrink(params)
     for error in (spec, cut, shrunk):
         text = str(error.value)
         assert "first/kernel:1" in text
@@ -80,14 +80,14 @@ def test_what_holds_channels_is_named(name):
 
 def test_inputs_and_results_keep_their_channels():
     f, params = model(lambda y: y)
-    found = channels(f, params, X)
+    coupled = channels(f, params, X)
     for name, why, way in (
         ("first/kernel:0", "an input of the function", "prune the next layer"),
         ("last/kernel:1", "a result of the function", "prune the layers before it"),
     ):
-        keep = np.arange(found[name].size) > 0
+        keep = np.arange(coupled[name].size) > 0
         with pytest.raises(PlanError, match=f"'{name}' can't lose channels: {why}.*{way}"):
-            pruned(f, Plan({name: keep}, found))
+            pruned(f, Plan({name: keep}, coupled))
 
 
 def test_a_loop_keeps_its_layers():
@@ -95,9 +95,9 @@ def test_a_loop_keeps_its_layers():
         return jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), x, p["layers"])[0]
 
     params = {"layers": np.ones((4, 3, 3), np.float32)}
-    found = channels(f, params, X)
+    coupled = channels(f, params, X)
     with pytest.raises(PlanError, match=r"scan at 'scan' \(the axis that it runs along\).*Unroll"):
-        pruned(f, Plan({"layers:0": np.arange(4) > 0}, found))
+        pruned(f, Plan({"layers:0": np.arange(4) > 0}, coupled))
 
 
 def test_symbolic_sizes_are_refused():
@@ -130,9 +130,9 @@ def test_an_unknown_primitive_between_other_channels_holds_only_its_own():
 
     params = {"a": np.ones((3, 9)), "b": np.ones((9, 8)), "c": np.ones((5, 2))}
     params = jax.tree.map(np.float32, params)
-    found = channels(f, params, X)
-    assert [group.name for group in found.free] == ["a:1"]
-    assert "fft at 'fft'" in found["b:1"].refusal
+    coupled = channels(f, params, X)
+    assert [group.name for group in coupled.free] == ["a:1"]
+    assert "fft at 'fft'" in coupled["b:1"].refusal
 
 
 def test_what_does_not_come_out_as_its_rule_says_is_named(monkeypatch):
@@ -145,8 +145,8 @@ def test_what_does_not_come_out_as_its_rule_says_is_named(monkeypatch):
     monkeypatch.setitem(
         rules.RULES, primitives.tanh_p, lambda eqn, axes, _: [(axes[0][0], dimensions.fresh(24))]
     )
-    found = channels(f, params, X)
-    plan = Plan({"first/kernel:1": np.arange(24) < 5}, found)
+    coupled = channels(f, params, X)
+    plan = Plan({"first/kernel:1": np.arange(24) < 5}, coupled)
     with pytest.raises(PlanError, match="tanh at 'tanh' can't be restated for fewer channels"):
         pruned(f, plan)(plan.shrink(params), X)
 
@@ -199,9 +199,9 @@ def test_a_derivative_that_needs_all_channels_holds_them():
         return h(x @ p["a"], p["s"][None]) @ p["b"]
 
     params = {"a": np.ones((3, 8)), "s": np.ones(8), "b": np.ones((8, 2))}
-    found = channels(f, jax.tree.map(np.float32, params), X)
-    assert not found.free
-    assert "cumsum" in found["a:1"].refusal
+    coupled = channels(f, jax.tree.map(np.float32, params), X)
+    assert not coupled.free
+    assert "cumsum" in coupled["a:1"].refusal
 
 
 def test_routing_holds_the_routes_and_nothing_else():
@@ -215,9 +215,9 @@ def test_routing_holds_the_routes_and_nothing_else():
     shapes = {"in": (3, 6), "router": (6, 4), "up": (4, 6, 5), "down": (4, 5, 2)}
     rng = np.random.default_rng(0)
     params = {k: rng.standard_normal(s, dtype=np.float32) for k, s in shapes.items()}
-    found = channels(f, params, X)
-    assert {group.name for group in found.free} == {"in:1", "up:2"}
-    assert "top_k" in found["router:1"].refusal
-    plan = Plan({"in:1": np.arange(6) != 2, "up:2": np.arange(5) > 1}, found)
+    coupled = channels(f, params, X)
+    assert {group.name for group in coupled.free} == {"in:1", "up:2"}
+    assert "top_k" in coupled["router:1"].refusal
+    plan = Plan({"in:1": np.arange(6) != 2, "up:2": np.arange(5) > 1}, coupled)
     ours = pruned(f, plan)(plan.shrink(params), X)
     np.testing.assert_allclose(ours, masked(f, plan)(params, X), rtol=1e-5, atol=1e-6)

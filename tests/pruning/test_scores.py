@@ -35,9 +35,9 @@ def drawn():
 
 
 def six():
-    found = channels(net, drawn(), X)
-    assert [g.name for g in found.free] == [SIX]
-    return drawn(), found
+    coupled = channels(net, drawn(), X)
+    assert [g.name for g in coupled.free] == [SIX]
+    return drawn(), coupled
 
 
 def hidden(params):
@@ -45,11 +45,13 @@ def hidden(params):
 
 
 def test_magnitudes_are_of_what_makes_a_channel():
-    params, found = six()
+    params, coupled = six()
     w = np.asarray(params["a"]["w"], np.float64)
-    np.testing.assert_allclose(scores.l1(params, found)[SIX], np.abs(w).sum(0), rtol=1e-6)
-    np.testing.assert_allclose(scores.l2(params, found)[SIX], np.linalg.norm(w, axis=0), rtol=1e-6)
-    both = scores.summed(jax.tree.map(jnp.ones_like, params), found)[SIX]
+    np.testing.assert_allclose(scores.l1(params, coupled)[SIX], np.abs(w).sum(0), rtol=1e-6)
+    np.testing.assert_allclose(
+        scores.l2(params, coupled)[SIX], np.linalg.norm(w, axis=0), rtol=1e-6
+    )
+    both = scores.summed(jax.tree.map(jnp.ones_like, params), coupled)[SIX]
     np.testing.assert_array_equal(both, 5 + 1 + 3 + 2)  # its column, bias and two rows
 
 
@@ -61,22 +63,22 @@ def test_what_makes_channels_is_read_from_products_not_from_the_last_axis():
 
     shapes = {"turned": (6, 5), "heads": (6, 2, 3), "out": (2, 3, 4)}
     params = {n: jnp.arange(np.prod(s), dtype=jnp.float32).reshape(s) for n, s in shapes.items()}
-    found = channels(f, params, X)
-    assert making(found) == {("turned", 0), ("heads", 1), ("heads", 2), ("out", 2)}
-    l1 = scores.l1(params, found)
+    coupled = channels(f, params, X)
+    assert making(coupled) == {("turned", 0), ("heads", 1), ("heads", 2), ("out", 2)}
+    l1 = scores.l1(params, coupled)
     np.testing.assert_allclose(l1["heads:0"], params["turned"].sum(1))
     np.testing.assert_allclose(l1["heads:1"], params["heads"].sum((0, 2)))
 
 
 def test_geometric_median_is_the_sum_of_distances():
-    params, found = six()
+    params, coupled = six()
     columns = np.asarray(params["a"]["w"], np.float64).T
-    ours = scores.geometric_median(params, found)[SIX]
+    ours = scores.geometric_median(params, coupled)[SIX]
     np.testing.assert_allclose(ours, cdist(columns, columns).sum(1), rtol=1e-12)
     # One that lies between two others goes first, however large it is.
     w = jnp.zeros((5, 6)).at[0].set(jnp.array([1.0, 2.0, 3.0, 4.0, 5.0, 60.0]))
     between = {**params, "a": {**params["a"], "w": w}}
-    assert set(scores.geometric_median(between, found)[SIX].argsort()[:2].tolist()) == {2, 3}
+    assert set(scores.geometric_median(between, coupled)[SIX].argsort()[:2].tolist()) == {2, 3}
 
 
 def test_the_scales_of_normalizations_are_found_whatever_they_are_called():
@@ -98,8 +100,8 @@ def test_the_scales_of_normalizations_are_found_whatever_they_are_called():
     x, gamma = jnp.ones((2, 6, 6, 1)), jnp.array([0.5, -2.0, 0.1, 1.0])
     f, params = jaxeff.functional(Net(nnx.Rngs(0)))
     params["norm"]["scale"] = gamma
-    found = channels(f, params, x)
-    ours = scores.batch_norm_scale(params, found)
+    coupled = channels(f, params, x)
+    ours = scores.batch_norm_scale(params, coupled)
     assert list(ours) == ["conv/kernel:3"]
     np.testing.assert_allclose(ours["conv/kernel:3"], np.abs(gamma))
     module = Other()
@@ -125,12 +127,12 @@ def errors_of(params, removed, corrected):
 
 @pytest.mark.parametrize("corrected", [False, True])
 def test_reconstruction_removes_greedily_what_the_next_layers_miss_least(corrected):
-    params, found = six()
+    params, coupled = six()
     removed = []
     while len(removed) < 5:
         rest = [c for c in range(6) if c not in removed]
         removed.append(min(rest, key=lambda c: errors_of(params, [*removed, c], corrected)))
-    ours = scores.reconstruction(net, X, corrected=corrected)(params, found)[SIX]
+    ours = scores.reconstruction(net, X, corrected=corrected)(params, coupled)[SIX]
     assert ours.argsort().tolist()[:5] == removed
 
 
@@ -149,12 +151,12 @@ def test_reconstruction_through_convolutions_and_a_flattening():
         "conv": jax.random.normal(key, (2, 2, 2, 4)),
         "out": jax.random.normal(key, (36, 3)),
     }
-    found = channels(f, params, x)
-    ours = scores.reconstruction(f, x)(params, found)["conv:3"]
+    coupled = channels(f, params, x)
+    ours = scores.reconstruction(f, x)(params, coupled)["conv:3"]
 
     def error(removed):
         keep = ~np.isin(np.arange(4), removed)
-        plan = Plan({"conv:3": jnp.asarray(keep)}, found)
+        plan = Plan({"conv:3": jnp.asarray(keep)}, coupled)
         return float(jnp.square(masked(f, plan)(params, x) - f(params, x)).sum())
 
     removed = []
@@ -165,9 +167,9 @@ def test_reconstruction_through_convolutions_and_a_flattening():
 
 
 def test_corrected_weights_are_least_squares():
-    params, found = six()
+    params, coupled = six()
     left = [0, 2, 5]
-    plan = Plan({SIX: np.isin(np.arange(6), left)}, found)
+    plan = Plan({SIX: np.isin(np.arange(6), left)}, coupled)
     new = scores.corrected_weights(net, params, X, plan)
     h = hidden(params)
     for name in "bc":
@@ -181,7 +183,7 @@ def test_corrected_weights_are_least_squares():
 
 
 def test_a_determinantal_choice_is_the_best_next_one():
-    params, found = six()
+    params, coupled = six()
     h = np.asarray(X @ params["a"]["w"] + params["a"]["b"][None], np.float64).T
     kernel = np.exp(-(cdist(h, h) ** 2) * 10 / (40 * h.std() ** 2)) + 0.01 * np.eye(6)
     order = []
@@ -189,7 +191,7 @@ def test_a_determinantal_choice_is_the_best_next_one():
         rest = [c for c in range(6) if c not in order]
         order.append(max(rest, key=lambda c: np.linalg.det(kernel[np.ix_(*[[*order, c]] * 2)])))
     assert chosen(kernel) == order
-    ours = scores.determinantal(net, X)(params, found)[SIX]
+    ours = scores.determinantal(net, X)(params, coupled)[SIX]
     assert (-ours).argsort().tolist() == order
 
 
@@ -209,19 +211,19 @@ def test_a_drawn_choice_follows_the_determinants_of_a_projection():
 
 
 def test_determinantal_keeps_one_of_two_that_do_the_same():
-    params, found = six()
+    params, coupled = six()
     twice = jax.tree.map(lambda w: w, params)
     twice["a"] = {"w": params["a"]["w"].at[:, 1].set(params["a"]["w"][:, 4])}
     twice["a"]["b"] = params["a"]["b"].at[1].set(params["a"]["b"][4])
-    order = (-scores.determinantal(net, X)(twice, found)[SIX]).argsort(kind="stable").tolist()
+    order = (-scores.determinantal(net, X)(twice, coupled)[SIX]).argsort(kind="stable").tolist()
     assert order[-1] in (1, 4)
     key = jax.random.key(0)
-    first, again = (scores.determinantal(net, X, key=key)(twice, found)[SIX] for _ in range(2))
+    first, again = (scores.determinantal(net, X, key=key)(twice, coupled)[SIX] for _ in range(2))
     np.testing.assert_array_equal(first, again)
     with pytest.raises(ValueError, match=r"determinantal: epsilon must be positive"):
         scores.determinantal(net, X, epsilon=0.0)
     with pytest.raises(ValueError, match="needs a batch with at least one example"):
-        scores.reconstruction(net, X[:0])(params, found)
+        scores.reconstruction(net, X[:0])(params, coupled)
 
 
 def test_scores_of_weights_compile_nothing(caplog):

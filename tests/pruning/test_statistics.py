@@ -53,10 +53,10 @@ def network(name):
 def crossing_plan(name, crossed=None):
     """Removes half of the channels that a statistic crosses."""
     f, params = network(name)
-    found = channels(f, params, X)
-    (group,) = [group for group in found.free if group.crossed]
+    coupled = channels(f, params, X)
+    (group,) = [group for group in coupled.free if group.crossed]
     keep = {group.name: np.arange(group.size) % 2 == 0}
-    return Plan(keep, found, {} if crossed is None else {group.name: crossed})
+    return Plan(keep, coupled, {} if crossed is None else {group.name: crossed})
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -83,9 +83,11 @@ def test_removed_channels_that_count_as_zeros_are_masked_ones(name):
         return jax.jit(jax.value_and_grad(total, has_aux=True))
 
     (_, ours), gradient = computed(pruned(f, plan))(small)
-    (_, theirs), whole = computed(masked(f, plan))(params)
+    (_, theirs), masked_output = computed(masked(f, plan))(params)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(plan.shrink(whole)), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(gradient), jax.tree.leaves(plan.shrink(masked_output)), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
     left = pruned(f, crossing_plan(name, "left"))(small, X)
     assert np.abs(ours - left).max() > 1e-3
@@ -123,14 +125,14 @@ def test_zeros_are_refused_where_a_statistic_reads_something_else():
     params = {"q": jnp.ones((6, 4)), "o": jnp.ones((4, 2))}
     with pytest.raises(PlanError, match=r"'q:1' can't count as zeros: .*\"left\".*\"keep\""):
         prune_plan(f, params, X, {"q": Prune(0.5, crossed="zeros")})
-    found = channels(f, params, X)
+    coupled = channels(f, params, X)
     keep = {"q:1": np.arange(4) < 2}
     with pytest.raises(PlanError, match="'q:1' can't count as zeros"):
-        pruned(f, Plan(keep, found, {"q:1": "zeros"}))
+        pruned(f, Plan(keep, coupled, {"q:1": "zeros"}))
     with pytest.raises(PlanError, match="not 'ones'"):
-        pruned(f, Plan(keep, found, {"q:1": "ones"}))
+        pruned(f, Plan(keep, coupled, {"q:1": "ones"}))
     with pytest.raises(PlanError, match="no group 'r'"):
-        pruned(f, Plan(keep, found, {"r": "left"}))
+        pruned(f, Plan(keep, coupled, {"r": "left"}))
 
 
 @pytest.mark.slow

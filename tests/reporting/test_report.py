@@ -66,13 +66,13 @@ def test_layers_and_predictions(model, tmp_path):
     layers = report.sections["layers"]
     assert (layers["params"], layers["macs"], layers["size"]) == (cost.params, cost.macs, cost.size)
     assert max(row["live"] for row in layers["rows"]) == layers["peak"] == cost.peak
-    found = report.sections["predictions"]
-    assert found["inside"]["accuracy"] == pytest.approx(
+    predictions = report.sections["predictions"]
+    assert predictions["inside"]["accuracy"] == pytest.approx(
         float((f(params, x).argmax(-1) == y).mean())
     )
     scores = [scipy.stats.entropy(jax.nn.softmax(f(params, of)), axis=-1) for of in (x, outside)]
     expected = roc_auc_score(np.repeat([0, 1], len(x)), np.concatenate(scores))
-    assert found["auroc"] == pytest.approx(expected, abs=1e-6)
+    assert predictions["auroc"] == pytest.approx(expected, abs=1e-6)
     page = Page(report.html)
     assert "a <b> & c" in "".join(page.text)
     # Nothing is fetched, and nobody who can't see a picture is left without its words.

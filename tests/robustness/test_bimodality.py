@@ -17,16 +17,18 @@ ON = jax.random.bernoulli(KEYS[1], 0.4, (20_000,))
 @pytest.mark.slow
 def test_separability_is_two_means_in_one_dimension():
     x = jnp.concatenate([NORMAL[:300], 3 + 2 * NORMAL[300:500]])
-    found = bimodality(x)
+    two_peaks = bimodality(x)
     column = np.asarray(x, np.float64)[:, None]
     inertia = KMeans(2, n_init=10, random_state=0).fit(column).inertia_
     # Lloyd's iterations may stop a point short of the best cut, never beyond it.
-    assert float(found.separability) == pytest.approx(1 - inertia / column.var() / 500, abs=1e-3)
-    sides = x[x <= found.threshold], x[x > found.threshold]
-    assert (float(found.low), float(found.high)) == pytest.approx(
+    assert float(two_peaks.separability) == pytest.approx(
+        1 - inertia / column.var() / 500, abs=1e-3
+    )
+    sides = x[x <= two_peaks.threshold], x[x > two_peaks.threshold]
+    assert (float(two_peaks.low), float(two_peaks.high)) == pytest.approx(
         [float(side.mean()) for side in sides], rel=1e-4
     )
-    assert float(found.share) == pytest.approx(len(sides[1]) / 500)
+    assert float(two_peaks.share) == pytest.approx(len(sides[1]) / 500)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +43,11 @@ def test_separability_is_two_means_in_one_dimension():
     ],
 )
 def test_one_peak(values, expected):
-    found = bimodality(values)
-    assert float(found.separability) < UNIMODAL
-    assert not found.two_peaks
+    two_peaks = bimodality(values)
+    assert float(two_peaks.separability) < UNIMODAL
+    assert not two_peaks.two_peaks
     if expected:
-        assert float(found.separability) == pytest.approx(expected, abs=0.01)
+        assert float(two_peaks.separability) == pytest.approx(expected, abs=0.01)
 
 
 def test_a_peak_at_zero_and_one_at_the_noise_level():
@@ -55,20 +57,20 @@ def test_a_peak_at_zero_and_one_at_the_noise_level():
     assert clean.two_peaks
     assert float(clean.share) == pytest.approx(0.4, abs=0.02)
     noisy = signal * (1 + level * jax.random.normal(KEYS[5], signal.shape))
-    found = bimodality(noisy, scale="log")
-    assert found.two_peaks
-    assert 1e-4 * level < found.threshold < level
-    assert found.high == pytest.approx(level, rel=0.7)  # E log|n| of a normal n is -0.635
+    two_peaks = bimodality(noisy, scale="log")
+    assert two_peaks.two_peaks
+    assert 1e-4 * level < two_peaks.threshold < level
+    assert two_peaks.high == pytest.approx(level, rel=0.7)  # E log|n| of a normal n is -0.635
     # Without the two peaks, the same noise leaves one.
     assert not bimodality(NORMAL * level * NORMAL[::-1], scale="log").two_peaks
 
 
 def test_jits_vmaps_and_flat_values():
     stacked = jnp.stack([NORMAL[:1000], ON[:1000].astype(float), jnp.ones(1000)])
-    found = jax.jit(jax.vmap(bimodality))(stacked)
-    assert float(found.separability[1]) == pytest.approx(1, abs=1e-5)
-    assert np.isnan(found.separability[2])
-    assert not found.two_peaks[2]
+    two_peaks = jax.jit(jax.vmap(bimodality))(stacked)
+    assert float(two_peaks.separability[1]) == pytest.approx(1, abs=1e-5)
+    assert np.isnan(two_peaks.separability[2])
+    assert not two_peaks.two_peaks[2]
 
 
 @pytest.mark.promotes("rank")

@@ -24,20 +24,20 @@ def net():
 @pytest.mark.promotes("rank")
 def test_values_of_chosen_layers(net):
     f, params = net
-    found = jax.jit(activations(f, ["fc1", "relu*"]))(params, X)
-    assert list(found) == ["fc1", "relu", "relu_1"]
+    values = jax.jit(activations(f, ["fc1", "relu*"]))(params, X)
+    assert list(values) == ["fc1", "relu", "relu_1"]
     hidden = X @ params["fc1"]["kernel"] + params["fc1"]["bias"]
-    np.testing.assert_allclose(found["fc1"], hidden, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found["relu"], jax.nn.relu(hidden), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values["fc1"], hidden, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values["relu"], jax.nn.relu(hidden), rtol=1e-5, atol=1e-6)
 
 
 def test_noise_is_included(net):
     f, params = net
     g = noisy(f, {"relu": Additive(0.5)})
-    found = activations(g, ["relu", "fc3"])(KEY, params, X)
+    values = activations(g, ["relu", "fc3"])(KEY, params, X)
     clean = activations(f, ["relu"])(params, X)
-    assert 0.3 < float((found["relu"] - clean["relu"]).std()) < 0.7  # 48 values
-    np.testing.assert_allclose(found["fc3"], g(KEY, params, X), rtol=1e-5, atol=1e-6)
+    assert 0.3 < float((values["relu"] - clean["relu"]).std()) < 0.7  # 48 values
+    np.testing.assert_allclose(values["fc3"], g(KEY, params, X), rtol=1e-5, atol=1e-6)
 
 
 def test_a_layer_in_a_loop_has_no_single_value():
@@ -69,8 +69,8 @@ def test_weights_grow_by_layer(net):
     grown = jax.tree.map(lambda leaf: leaf, params)
     grown["fc2"]["kernel"] = 3 * grown["fc2"]["kernel"]
     grown["fc3"]["bias"] = grown["fc3"]["bias"] + 5  # a bias is no weight
-    found = jax.jit(weight_growth)(grown, params)
-    assert {k: pytest.approx(float(v)) for k, v in found.items()} == {"fc1": 1, "fc2": 3, "fc3": 1}
+    growth = jax.jit(weight_growth)(grown, params)
+    assert {k: pytest.approx(float(v)) for k, v in growth.items()} == {"fc1": 1, "fc2": 3, "fc3": 1}
     nested = {
         "blocks": [{"q": jnp.full((2, 2), 2.0), "k": jnp.ones((2, 2))}],
         "w": jnp.ones((1, 2)),

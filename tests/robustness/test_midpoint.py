@@ -24,29 +24,29 @@ def test_the_logistic_is_the_sources():
 @pytest.mark.parametrize("scale", ["linear", "log"])
 @pytest.mark.parametrize("mu", [0.05, 1.3, 40.0])
 def test_recovers_an_exact_curve(mu, scale):
-    found = fit_midpoint(LEVELS[::-1], curve(mu, 0.25 * mu if scale == "linear" else 0.8,
+    fitted = fit_midpoint(LEVELS[::-1], curve(mu, 0.25 * mu if scale == "linear" else 0.8,
                                              scale=scale)[::-1], scale=scale)  # fmt: skip
-    assert found.exists
-    assert found.mu == pytest.approx(mu, rel=1e-4)
-    assert found.mu_std < 1e-3 * mu
-    assert found.message == ""
+    assert fitted.exists
+    assert fitted.mu == pytest.approx(mu, rel=1e-4)
+    assert fitted.mu_std < 1e-3 * mu
+    assert fitted.message == ""
     if mu < 40:  # beyond, the levels don't reach the bottom of the log curve
-        assert (found.a_max, found.a_min) == pytest.approx((0.97, 0.1), abs=2e-3)
+        assert (fitted.a_max, fitted.a_min) == pytest.approx((0.97, 0.1), abs=2e-3)
 
 
 def test_levels_over_eighteen_decades():
     levels = np.concatenate([[0.0], np.logspace(-8, 10, 37)])
-    found = fit_midpoint(levels, curve(3e4, 1e4, levels=levels))
-    assert found.mu == pytest.approx(3e4, rel=1e-3)
+    fitted = fit_midpoint(levels, curve(3e4, 1e4, levels=levels))
+    assert fitted.mu == pytest.approx(3e4, rel=1e-3)
 
 
 @pytest.mark.parametrize("tail", [1, 2, 4])
 def test_long_tails_have_a_midpoint_on_the_scale_that_describes_them(tail):
     levels = np.concatenate([[0.0], LEVELS])  # zero has a place on the log scale, too
     heavy = 0.1 + 0.87 / (1 + (levels / 0.7) ** tail)
-    found = fit_midpoint(levels, heavy, chance=0.1, scale="log")
-    assert found.mu == pytest.approx(0.7, rel=1e-4)
-    assert found.a_max == pytest.approx(0.97, abs=1e-4)
+    fitted = fit_midpoint(levels, heavy, chance=0.1, scale="log")
+    assert fitted.mu == pytest.approx(0.7, rel=1e-4)
+    assert fitted.a_max == pytest.approx(0.97, abs=1e-4)
     linear = fit_midpoint(levels, heavy, chance=0.1)
     if tail == 4:
         assert linear.mu == pytest.approx(0.7, rel=0.05)
@@ -61,18 +61,18 @@ def test_standard_errors_cover():
     rng = np.random.default_rng(0)
     truth, errors, scatter = curve(1.0, 0.4), [], []
     for _ in range(60):
-        found = fit_midpoint(LEVELS, truth + rng.normal(0, 0.02, LEVELS.shape))
-        errors.append(found.mu - 1)
-        scatter.append(found.mu_std)
+        fitted = fit_midpoint(LEVELS, truth + rng.normal(0, 0.02, LEVELS.shape))
+        errors.append(fitted.mu - 1)
+        scatter.append(fitted.mu_std)
     # The ratio of two standard deviations from 60 estimates has a standard error of 9 %.
     assert np.std(errors) / np.mean(scatter) == pytest.approx(1, abs=0.3)
 
     errors, scatter = [], []
     for _ in range(30):  # midpoints that differ from seed to seed
         seeds = np.stack([curve(mu, 0.4) for mu in rng.normal(1, 0.1, 8)])
-        found = fit_midpoint(LEVELS, seeds)
-        errors.append(found.mu - 1)
-        scatter.append(found.mu_std)
+        fitted = fit_midpoint(LEVELS, seeds)
+        errors.append(fitted.mu - 1)
+        scatter.append(fitted.mu_std)
     assert np.mean(scatter) == pytest.approx(0.1 / np.sqrt(8), rel=0.25)
     assert np.std(errors) / np.mean(scatter) == pytest.approx(1, abs=0.4)
 
@@ -85,20 +85,20 @@ def test_weights_and_a_given_chance_level():
     assert fit_midpoint(LEVELS, bad, sigma).mu == pytest.approx(1, rel=0.02)
     assert abs(fit_midpoint(LEVELS, bad).mu - 1) > 0.02
     upper = LEVELS < 2  # the bottom of the curve was not measured
-    found = fit_midpoint(LEVELS[upper], truth[upper], chance=0.1)
-    assert found.mu == pytest.approx(1, rel=1e-3)
-    assert found.a_min == 0.1
+    fitted = fit_midpoint(LEVELS[upper], truth[upper], chance=0.1)
+    assert fitted.mu == pytest.approx(1, rel=1e-3)
+    assert fitted.a_min == 0.1
 
 
 def test_a_step_is_known_to_lie_between_two_levels():
     step = np.where(LEVELS < 1.5, 0.9, 0.1)
-    found = fit_midpoint(LEVELS, step)
-    assert found.bracket == pytest.approx((1, 10**0.25))
-    assert found.bracket[0] < found.mu < found.bracket[1]
-    assert found.mu_std == pytest.approx((10**0.25 - 1) / np.sqrt(12))
-    assert "between 1 and 1.77828" in found.message
+    fitted = fit_midpoint(LEVELS, step)
+    assert fitted.bracket == pytest.approx((1, 10**0.25))
+    assert fitted.bracket[0] < fitted.mu < fitted.bracket[1]
+    assert fitted.mu_std == pytest.approx((10**0.25 - 1) / np.sqrt(12))
+    assert "between 1 and 1.77828" in fitted.message
     # Seeds that agree don't make it any better known.
-    assert fit_midpoint(LEVELS, np.stack([step, step])).mu_std == found.mu_std
+    assert fit_midpoint(LEVELS, np.stack([step, step])).mu_std == fitted.mu_std
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_a_step_is_known_to_lie_between_two_levels():
     ],
 )
 def test_no_midpoint_is_made_up(accuracies, why):
-    found = fit_midpoint(LEVELS, accuracies, chance=None)
-    assert not found.exists
-    assert np.isnan(found.mu)
-    assert np.isnan(found.mu_std)
-    assert why in found.message
-    assert found.record()["mu"] is None
+    fitted = fit_midpoint(LEVELS, accuracies, chance=None)
+    assert not fitted.exists
+    assert np.isnan(fitted.mu)
+    assert np.isnan(fitted.mu_std)
+    assert why in fitted.message
+    assert fitted.record()["mu"] is None
 
 
 def test_where_a_midpoint_lies_that_is_not_found():
@@ -140,9 +140,9 @@ def test_where_a_midpoint_lies_that_is_not_found():
 def test_diverged_replicates_are_left_out_and_named():
     rows = np.stack([curve(1.0)] * 3)
     rows[1, 5:] = np.nan
-    found = fit_midpoint(LEVELS, rows)
-    assert found.mu == pytest.approx(1, rel=1e-3)
-    assert "12 of 51 accuracies are NaN" in found.message
+    fitted = fit_midpoint(LEVELS, rows)
+    assert fitted.mu == pytest.approx(1, rel=1e-3)
+    assert "12 of 51 accuracies are NaN" in fitted.message
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ RNG = np.random.default_rng(0)
 
 @pytest.mark.parametrize("draw", [RNG.normal, RNG.exponential])
 def test_one_peak_is_seldom_refused(draw):
-    found = [one_peak_pvalue(KEY, draw(size=150), draws=40) for _ in range(20)]
+    pvalues = [one_peak_pvalue(KEY, draw(size=150), draws=40) for _ in range(20)]
     # 1 in 20 below .05 is expected at most, the test being cautious: 5 or more has p < .003
-    assert np.sum(np.array(found) < 0.05) < 5
-    assert np.mean(found) > 0.2
+    assert np.sum(np.array(pvalues) < 0.05) < 5
+    assert np.mean(pvalues) > 0.2
 
 
 def test_two_peaks_are_found_whatever_their_scale():

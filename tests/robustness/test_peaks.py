@@ -16,30 +16,30 @@ def two(distance, share=0.5):
 
 @pytest.mark.parametrize("values", [NORMAL, rng.exponential(size=20_000), rng.uniform(size=9_000)])
 def test_one_peak(values):
-    found = peaks(values)
-    assert found.valley > 0.9
+    modes = peaks(values)
+    assert modes.valley > 0.9
     assert peaks(NORMAL, scale="log").valley == 1
 
 
 @pytest.mark.parametrize(("distance", "share"), [(3.0, 0.5), (4.0, 0.3), (8.0, 0.7)])
 def test_two_peaks(distance, share):
-    found = peaks(two(distance, share))
+    modes = peaks(two(distance, share))
     between = np.linspace(0, distance, 999)
     density = share * stats.norm.pdf(between) + (1 - share) * stats.norm.pdf(between - distance)
     exact = density.min() / min(density[0], density[-1])
     # Scott's bandwidth widens each peak: the valley is filled to some extent.
-    assert exact - 0.03 < found.valley < exact + 0.12
-    assert found.two
-    np.testing.assert_allclose([found.low, found.high], [0, distance], atol=0.4)
+    assert exact - 0.03 < modes.valley < exact + 0.12
+    assert modes.two
+    np.testing.assert_allclose([modes.low, modes.high], [0, distance], atol=0.4)
 
 
 def test_magnitudes_and_zeros():
     signs = rng.choice([-1, 1], 20_000)
     values = np.concatenate([signs * np.exp(two(6.0) / 2), np.zeros(5_000)])
-    found = peaks(values, scale="log")
-    assert found.zero == 0.2
-    assert found.valley < 0.1
-    np.testing.assert_allclose([found.low, found.high], [1, np.exp(3)], rtol=0.3)
+    modes = peaks(values, scale="log")
+    assert modes.zero == 0.2
+    assert modes.valley < 0.1
+    np.testing.assert_allclose([modes.low, modes.high], [1, np.exp(3)], rtol=0.3)
 
 
 def test_what_has_no_density_is_named():

@@ -23,8 +23,8 @@ def test_the_budget_is_met_and_sensitive_layers_get_more(midpoints, extra):
 
 
 def test_shares_are_proportional_to_sensitivity():
-    found = allocate_repetitions({"a": 0.25, "b": 0.5, "c": 1.0, "d": 1.0}, 16)
-    assert found == {"a": 8, "b": 4, "c": 2, "d": 2}
+    repetitions = allocate_repetitions({"a": 0.25, "b": 0.5, "c": 1.0, "d": 1.0}, 16)
+    assert repetitions == {"a": 8, "b": 4, "c": 2, "d": 2}
 
 
 def test_bad_budgets_and_midpoints_are_named():
@@ -40,10 +40,12 @@ def midpoint(mu, bracket=(np.nan, np.nan)):
 
 
 def test_midpoints_that_were_not_found_get_a_share_that_is_said():
-    given = {"a": 1.0, "b": None, "c": float("nan"), "d": 3.0, "e": midpoint(2.0)}
+    midpoints = {"a": 1.0, "b": None, "c": float("nan"), "d": 3.0, "e": midpoint(2.0)}
     with pytest.warns(UserWarning, match=r"nothing is known of 'b', 'c', counted as 2, the median"):
-        found = allocate_repetitions(given, 60)
-    assert found == allocate_repetitions({"a": 1.0, "b": 2.0, "c": 2.0, "d": 3.0, "e": 2.0}, 60)
+        repetitions = allocate_repetitions(midpoints, 60)
+    assert repetitions == allocate_repetitions(
+        {"a": 1.0, "b": 2.0, "c": 2.0, "d": 3.0, "e": 2.0}, 60
+    )
 
 
 def test_a_failed_fit_counts_by_where_its_midpoint_lies():
@@ -54,9 +56,9 @@ def test_a_failed_fit_counts_by_where_its_midpoint_lies():
         "known": 1.0,
     }
     with pytest.warns(UserWarning, match="'beyond' counts as 4, the highest level measured; 'bel"):
-        found = allocate_repetitions(fits, 40)
+        repetitions = allocate_repetitions(fits, 40)
     plain = {"beyond": 4.0, "below": 0.5, "between": 2.0, "known": 1.0}
-    assert found == allocate_repetitions(plain, 40)
+    assert repetitions == allocate_repetitions(plain, 40)
 
 
 def test_layers_of_which_nothing_is_known_are_alike():

@@ -34,19 +34,21 @@ def test_weak_noise_on_the_logits_by_the_fisher_information(params):
     soft = jax.tree.map(lambda leaf: leaf, params) | {
         "fc3": {"kernel": params["fc3"]["kernel"] / 9}
     }
-    found = kl_sensitivity(KEY, chain, soft, X, ["fc3"], levels, draws=50)
+    sensitivities = kl_sensitivity(KEY, chain, soft, X, ["fc3"], levels, draws=50)
     probs = jax.nn.softmax(chain(soft, X))
     trace = np.asarray((1 - (probs**2).sum(-1)).mean())
     expected = 0.5 * levels**2 * trace
-    error = np.maximum(found.std_error[0], 1e-3 * expected)
-    np.testing.assert_array_less(np.abs(found.kl[0] - expected)[1:], 4 * error[1:])
+    error = np.maximum(sensitivities.std_error[0], 1e-3 * expected)
+    np.testing.assert_array_less(np.abs(sensitivities.kl[0] - expected)[1:], 4 * error[1:])
 
 
 @pytest.mark.slow
 def test_one_layer_at_a_time_is_perturbed(params):
     levels = jnp.array([0.0, 0.1])
-    found = kl_sensitivity(KEY, chain, params, X, SITES, levels, noise=Multiplicative, draws=2)
-    np.testing.assert_allclose(found.kl[:, 0], 0, atol=1e-6)
+    sensitivities = kl_sensitivity(
+        KEY, chain, params, X, SITES, levels, noise=Multiplicative, draws=2
+    )
+    np.testing.assert_allclose(sensitivities.kl[:, 0], 0, atol=1e-6)
     keys = jax.random.split(KEY, 2)
     clean = jax.nn.log_softmax(chain(params, X))
     for i, site in enumerate(SITES):
@@ -55,14 +57,14 @@ def test_one_layer_at_a_time_is_perturbed(params):
             (jnp.exp(clean) * (clean - jax.nn.log_softmax(g(k, params, X)))).sum(-1).mean()
             for k in keys
         ]
-        assert found.kl[i, 1] == pytest.approx(np.mean(by_hand), rel=1e-4)
+        assert sensitivities.kl[i, 1] == pytest.approx(np.mean(by_hand), rel=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.promotes("dtype")
 def test_the_fragile_layer_ranks_first(params):
-    found = kl_sensitivity(KEY, chain, params, X, SITES, jnp.logspace(-5, 2, 15))
-    tolerated = dict(zip(SITES, tolerated_level(found), strict=True))
+    sensitivities = kl_sensitivity(KEY, chain, params, X, SITES, jnp.logspace(-5, 2, 15))
+    tolerated = dict(zip(SITES, tolerated_level(sensitivities), strict=True))
     assert min(tolerated, key=tolerated.get) == "fc2"
     assert tolerated["fc2"] < 0.05 * min(v for k, v in tolerated.items() if k != "fc2")
 
@@ -118,8 +120,8 @@ def test_joint_training_moves_the_weights(params):
 def test_tolerated_level_interpolates_and_says_beyond():
     levels = np.array([0.1, 1.0, 10.0])
     kl = np.array([[0.01, 1.0, 100.0], [1.0, 2.0, 3.0], [1e-4, 1e-3, 0.1]])
-    found = tolerated_level(NoiseSensitivity(("a", "b", "c"), levels, kl, kl), threshold=0.1)
-    np.testing.assert_allclose(found, [10**-0.5, 0, 10], rtol=1e-6)
+    tolerated = tolerated_level(NoiseSensitivity(("a", "b", "c"), levels, kl, kl), threshold=0.1)
+    np.testing.assert_allclose(tolerated, [10**-0.5, 0, 10], rtol=1e-6)
     assert tolerated_level(NoiseSensitivity(("c",), levels, kl[2:], kl[2:]))[0] == np.inf
     levels = spread_levels(0.3, jnp.array([0.0, 5.0, -2.0]))
     assert float(jnp.prod(levels)) == pytest.approx(0.3**3, rel=1e-5)

@@ -27,12 +27,12 @@ def run(folder=None, dies_at=None):
             os.kill(os.getpid(), signal.SIGKILL)
         return bit_operations(candidate)
 
-    found = search(
+    searched = search(
         jax.random.key(0), F, PARAMS, DATA, latency=latency, target=0.3,
         agent=DDPG(warm_up=2, batch_size=8), actions=Actions(round_to=4), episodes=6, steps=1,
         batch_size=32, folder=folder, images=32, progress=False,
     )  # fmt: skip
-    return found, measured
+    return searched, measured
 
 
 if __name__ == "__main__":

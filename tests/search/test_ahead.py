@@ -64,17 +64,17 @@ def run(latency, agent, folder=None, episodes=7):
 )
 def test_results_are_those_of_one_by_one(agent, groups):
     farm = Farm()
-    found = run(farm, agent)
+    searched = run(farm, agent)
     assert farm.groups == groups
-    assert found.episodes == run(bit_operations, agent).episodes
+    assert searched.episodes == run(bit_operations, agent).episodes
 
 
 @pytest.mark.slow
 def test_what_is_lost_costs_one_measurement():
     alone = run(bit_operations, RandomSearch())
     lost = alone.episodes[1]["policy"]
-    found = run(Farm(lambda policy: policy.plain() == lost), RandomSearch())
-    for ours, theirs in zip(found.episodes, alone.episodes, strict=True):
+    searched = run(Farm(lambda policy: policy.plain() == lost), RandomSearch())
+    for ours, theirs in zip(searched.episodes, alone.episodes, strict=True):
         if ours["policy"] == lost:
             assert ours["message"] == "a board is gone"
         else:

@@ -147,19 +147,19 @@ def test_results_are_trained_in_their_bits():
 def test_sensitivities_are_divergences_of_single_layers():
     f, params, (x, _), space = trained()
     x = x[:64]
-    found = sensitivity(f, params, x, space, ACTIONS, strengths=4)
-    assert found.pruning.shape == (3, 4)
-    assert (found.pruning[:, 0] < 1e-6).all()  # nothing goes
-    assert (found.pruning[-1] == 0).all()  # decides about nothing
-    assert found.weights[1, -1] > found.weights[1, 0] >= 0
-    whole = space.uncompressed
-    bits = np.array(whole.weights)
+    sensitivities = sensitivity(f, params, x, space, ACTIONS, strengths=4)
+    assert sensitivities.pruning.shape == (3, 4)
+    assert (sensitivities.pruning[:, 0] < 1e-6).all()  # nothing goes
+    assert (sensitivities.pruning[-1] == 0).all()  # decides about nothing
+    assert sensitivities.weights[1, -1] > sensitivities.weights[1, 0] >= 0
+    uncompressed = space.uncompressed
+    bits = np.array(uncompressed.weights)
     bits[1] = int(ACTIONS.width(np.array([0.5 + 0.75 / 2]))[0])
-    policy = Policy(whole.kept, whole.datatypes, bits, whole.activations)
+    policy = Policy(uncompressed.kept, uncompressed.datatypes, bits, uncompressed.activations)
     clean = jax.nn.log_softmax(f(params, x))
     changed = jax.nn.log_softmax(quantized(f, space.spec(policy))(params, x))
     by_hand = float((jnp.exp(clean) * (clean - changed)).sum(-1).mean())
-    assert found.weights[1, 3] == pytest.approx(by_hand, rel=1e-3)
+    assert sensitivities.weights[1, 3] == pytest.approx(by_hand, rel=1e-3)
 
 
 def test_mistakes():

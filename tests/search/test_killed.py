@@ -36,8 +36,8 @@ def test_a_killed_process_loses_only_the_episode_it_was_measuring(tmp_path):
     assert int(resumed.stdout) == 3  # of six episodes, three are known
     after = episodes(tmp_path)
     assert after[:3] == before
-    whole, measured = interrupted_search.run()
+    uninterrupted, measured = interrupted_search.run()
     assert measured == 8
-    assert [row["reward"] for row in after] == [row["reward"] for row in whole.episodes]
-    assert after == json.loads(json.dumps(whole.episodes))
+    assert [row["reward"] for row in after] == [row["reward"] for row in uninterrupted.episodes]
+    assert after == json.loads(json.dumps(uninterrupted.episodes))
     assert len({json.dumps(row["policy"]) for row in after}) > 1

@@ -50,8 +50,8 @@ def test_a_search_weighs_named_metrics(tmp_path):
         "folder": tmp_path,
     }  # fmt: skip
     worth = Worth(accuracy=0.0, auroc=1.0, nll=-0.1)
-    found = search_among(KEY, candidates, worth=worth, **options)
-    for row in found.episodes:
+    searched = search_among(KEY, candidates, worth=worth, **options)
+    for row in searched.episodes:
         small = candidates.smaller(Policy.from_plain(row["policy"]))
         probs = jax.nn.softmax(small.f(small.params, data[0]))
         assert row["metrics"]["nll"] == pytest.approx(float(nll(probs, data[1])), rel=1e-4)
@@ -59,7 +59,7 @@ def test_a_search_weighs_named_metrics(tmp_path):
             row["metrics"]["auroc"] - 0.1 * row["metrics"]["nll"], rel=1e-5
         )
         assert row["reward"] == pytest.approx(OneSided()(row["worth"], row["ratio"], 1.0))
-    assert found.top == max(found.episodes, key=lambda row: row["reward"])
+    assert searched.top == max(searched.episodes, key=lambda row: row["reward"])
     # Another worth is another search, and its folder says so.
     with pytest.raises(Exception, match="worth"):
         search_among(KEY, candidates, worth=Worth(auroc=1.0), **options)

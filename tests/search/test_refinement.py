@@ -31,30 +31,32 @@ class Slower:
     def __call__(self, candidate):
         self.calls += 1
         counted = bit_operations(candidate)
-        whole = bit_operations(type(candidate)(candidate.space.uncompressed, candidate.space, None))
-        return counted if counted == whole else 4 / 3 * counted
+        uncompressed = bit_operations(
+            type(candidate)(candidate.space.uncompressed, candidate.space, None)
+        )
+        return counted if counted == uncompressed else 4 / 3 * counted
 
 
 def run(refinement, folder=None, **changed):
-    given = {
+    settings = {
         "latency": Looked(), "target": 0.3, "agent": RandomSearch(), "actions": Actions(round_to=2),
         "episodes": 6, "steps": 0, "batch_size": 32, "sensitivities": False, "progress": False,
         "refinement": refinement, "folder": folder,
     }  # fmt: skip
-    return search(jax.random.key(0), F, PARAMS, DATA, **given | changed)
+    return search(jax.random.key(0), F, PARAMS, DATA, **settings | changed)
 
 
 @pytest.mark.slow
 def test_what_is_returned_meets_the_target():
     """The table is a third off, and what is returned within 5 % of what was asked for."""
-    found = run(Refinement(Slower()))
-    assert abs(found.top["ratio"] - 1) <= 0.05
-    for row in found.refined:
+    searched = run(Refinement(Slower()))
+    assert abs(searched.top["ratio"] - 1) <= 0.05
+    for row in searched.refined:
         assert row["ratio"] == pytest.approx(4 / 3 * row["predicted"])
         assert row["reward"] == pytest.approx(row["accuracy"] - 3 * abs(row["ratio"] - 1))
-    rewards = [row["reward"] for row in found.refined]
-    assert found.best.plain() == found.refined[int(np.argmax(rewards))]["policy"]
-    assert "measured end to end" in str(found)
+    rewards = [row["reward"] for row in searched.refined]
+    assert searched.best.plain() == searched.refined[int(np.argmax(rewards))]["policy"]
+    assert "measured end to end" in str(searched)
     alone = run(None)
     assert alone.refined == []
     assert rewards[-1] > alone.top["accuracy"] - 3 * abs(4 / 3 * alone.top["ratio"] - 1)
@@ -64,10 +66,10 @@ def test_what_is_returned_meets_the_target():
 def test_a_latency_that_costs_is_not_asked_for_neighbours():
     """Without a table, the candidates are those of the episodes."""
     slower = Slower()
-    found = run(Refinement(slower), latency=bit_operations)
-    assert slower.calls == 1 + len(found.refined)
-    tried = [row["policy"] for row in found.episodes]
-    assert all(row["policy"] in tried for row in found.refined)
+    searched = run(Refinement(slower), latency=bit_operations)
+    assert slower.calls == 1 + len(searched.refined)
+    tried = [row["policy"] for row in searched.episodes]
+    assert all(row["policy"] in tried for row in searched.refined)
 
 
 @pytest.mark.slow
@@ -82,9 +84,9 @@ def test_refinements_are_kept(tmp_path):
 
 @pytest.mark.slow
 def test_boards_that_are_lost():
-    found = run(Refinement(loses(lambda call: call == 2)))
-    assert found.refined[0]["message"] == "the board is gone"
-    assert "ratio" in found.refined[1]
+    searched = run(Refinement(loses(lambda call: call == 2)))
+    assert searched.refined[0]["message"] == "the board is gone"
+    assert "ratio" in searched.refined[1]
 
     with pytest.raises(RuntimeError, match="from end to end; the last said: the board is gone"):
         run(Refinement(loses(lambda call: True)))
@@ -94,11 +96,11 @@ def test_boards_that_are_lost():
 @pytest.mark.parametrize("of", ["pruning", "quantization", "both"])
 def test_steps_are_legal(of):
     """What lies a step away is what actions could have said."""
-    found = run(Refinement(Slower(), rounds=2), actions=Actions(of, 2), target=0.6)
-    for row in found.refined:
-        policy, sizes = row["policy"], found.space.sizes
+    searched = run(Refinement(Slower(), rounds=2), actions=Actions(of, 2), target=0.6)
+    for row in searched.refined:
+        policy, sizes = row["policy"], searched.space.sizes
         assert all(n % 2 == 0 or n == size for n, size in zip(policy["kept"], sizes, strict=True))
-        few = np.asarray(found.space.few_bits(np.array(policy["kept"])))
+        few = np.asarray(searched.space.few_bits(np.array(policy["kept"])))
         mixed = np.array(policy["datatypes"]) == 2
         assert not (mixed & ~few).any()
         if of == "pruning":

@@ -21,18 +21,18 @@ AGENT = DDPG(warm_up=2, batch_size=8)
 
 
 def run(folder=None, **changed):
-    given = {
+    settings = {
         "latency": bit_operations, "target": 0.3, "agent": AGENT,
         "actions": Actions(round_to=4), "episodes": 4, "steps": 1, "batch_size": 32,
         "folder": folder, "images": 32, "progress": False,
     }  # fmt: skip
-    return search(KEY, F, PARAMS, DATA, **given | changed)
+    return search(KEY, F, PARAMS, DATA, **settings | changed)
 
 
 @pytest.mark.process
 def test_killed_at_any_moment(tmp_path):
     """What was measured isn't measured again, and the numbers are those of one run."""
-    whole = run()
+    uninterrupted = run()
     calls = []
 
     def dies(candidate):
@@ -44,8 +44,8 @@ def test_killed_at_any_moment(tmp_path):
     with pytest.raises(InterruptedRun, match="the same call goes on") as error:
         run(tmp_path, latency=dies)
     episodes = error.value.result.episodes
-    assert 0 < len(episodes) < len(whole.episodes)
-    assert episodes == whole.episodes[: len(episodes)]
+    assert 0 < len(episodes) < len(uninterrupted.episodes)
+    assert episodes == uninterrupted.episodes[: len(episodes)]
     path = tmp_path / "episodes.jsonl"
     path.write_text(path.read_text() + '{"task": ["epis')  # cut while it was written
     calls.clear()
@@ -56,8 +56,8 @@ def test_killed_at_any_moment(tmp_path):
 
     again = run(tmp_path, latency=counted)
     assert len(calls) == 2
-    assert again.episodes == json.loads(json.dumps(whole.episodes))
-    assert again.best.plain() == whole.best.plain()
+    assert again.episodes == json.loads(json.dumps(uninterrupted.episodes))
+    assert again.best.plain() == uninterrupted.best.plain()
     assert "asked 0.3" in str(again)
     logits = again.smaller.f(again.smaller.params, DATA[0][:2])
     assert logits.shape == (2, 10)
@@ -86,9 +86,9 @@ def test_other_searches_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_lost_boards_cost_a_measurement():
-    found = run(latency=loses(lambda call: call == 4), episodes=3, sensitivities=False)
-    assert [("reward" in row) for row in found.episodes] == [True, False, True]
-    assert found.episodes[1]["message"] == "the board is gone"
+    searched = run(latency=loses(lambda call: call == 4), episodes=3, sensitivities=False)
+    assert [("reward" in row) for row in searched.episodes] == [True, False, True]
+    assert searched.episodes[1]["message"] == "the board is gone"
     with pytest.raises(RuntimeError, match="the board is gone"):
         run(latency=loses(lambda call: call > 2), episodes=2, sensitivities=False)
 
@@ -112,11 +112,13 @@ def test_an_agent_that_diverges(tmp_path):
 
 @pytest.mark.slow
 def test_the_best_has_the_highest_reward():
-    found = run(agent=RandomSearch(), sensitivities=False)
-    rewards = [row["reward"] for row in found.episodes]
-    assert found.best.plain() == found.episodes[int(np.argmax(rewards))]["policy"]
-    for row in found.episodes:
-        wanted = row["accuracy"] - 3 * abs(row["latency"] / (0.3 * found.uncompressed_latency) - 1)
+    searched = run(agent=RandomSearch(), sensitivities=False)
+    rewards = [row["reward"] for row in searched.episodes]
+    assert searched.best.plain() == searched.episodes[int(np.argmax(rewards))]["policy"]
+    for row in searched.episodes:
+        wanted = row["accuracy"] - 3 * abs(
+            row["latency"] / (0.3 * searched.uncompressed_latency) - 1
+        )
         assert row["reward"] == pytest.approx(wanted)
 
 

@@ -70,8 +70,8 @@ def test_rewards_by_hand():
 
 @pytest.mark.slow
 def test_evolution_finds_the_best_actions():
-    found, _ = run(search.Evolution(population=8), problem("pruning"), near, 160)
-    first, last = (np.mean([r for _, r in part]) for part in (found[:16], found[-16:]))
+    searched, _ = run(search.Evolution(population=8), problem("pruning"), near, 160)
+    first, last = (np.mean([r for _, r in part]) for part in (searched[:16], searched[-16:]))
     assert last > -0.05 > first
 
 
@@ -82,8 +82,8 @@ def test_ddpg_climbs():
         warm_up=30, updates=20, actor_rate=3e-4, critic_rate=3e-3, critic_decay=1e-3, follow=0.01,
         discount=0.5, decay=0.97,
     )  # fmt: skip
-    found, _ = run(agent, problem("pruning"), near, 90)
-    warm, last = (np.mean([r for _, r in part]) for part in (found[:30], found[-10:]))
+    searched, _ = run(agent, problem("pruning"), near, 90)
+    warm, last = (np.mean([r for _, r in part]) for part in (searched[:30], searched[-10:]))
     assert last > warm + 0.1
 
 
@@ -101,15 +101,15 @@ def test_ddpg_repeats_itself(noise):
 def test_what_ddpg_remembers():
     """Every step has the episode's reward; the last leads nowhere; the mean reward is followed."""
     agent = search.DDPG(warm_up=9, batch_size=8)
-    found, state = run(agent, problem(), near, 3)
+    searched, state = run(agent, problem(), near, 3)
     memory = jax.tree.map(lambda leaf: np.asarray(leaf[0, :9]), state.memory.experience)
-    np.testing.assert_allclose(memory["reward"], np.repeat([r for _, r in found], 3), rtol=1e-6)
+    np.testing.assert_allclose(memory["reward"], np.repeat([r for _, r in searched], 3), rtol=1e-6)
     np.testing.assert_array_equal(memory["goes_on"], [1, 1, 0] * 3)
     np.testing.assert_array_equal(memory["next"][:2], memory["state"][1:3])
-    np.testing.assert_allclose(memory["action"][3:6], found[1][0], rtol=1e-6)
-    np.testing.assert_array_equal(memory["state"][1][-3:], found[0][0][0].astype(np.float32))
-    mean = found[0][1]
-    for _, reward in found[1:]:
+    np.testing.assert_allclose(memory["action"][3:6], searched[1][0], rtol=1e-6)
+    np.testing.assert_array_equal(memory["state"][1][-3:], searched[0][0][0].astype(np.float32))
+    mean = searched[0][1]
+    for _, reward in searched[1:]:
         mean += 0.5 * (reward - mean)
     assert float(state.baseline) == pytest.approx(mean, rel=1e-5)
     assert state.features.shape == (3, 47)  # as many numbers as Galen's joint agent sees
@@ -134,21 +134,21 @@ def test_running_numbers_are_numpys():
 
 
 def test_uniform_bisects():
-    found, _ = run(
+    searched, _ = run(
         search.UniformSearch(), problem(), near, 12, ratio=lambda actions: 2 - actions.mean() / 0.3
     )
-    assert np.ptp(found[-1][0]) == 0
-    assert found[-1][0][0, 0] == pytest.approx(0.3, abs=1e-3)
+    assert np.ptp(searched[-1][0]) == 0
+    assert searched[-1][0][0, 0] == pytest.approx(0.3, abs=1e-3)
 
 
 def test_greedy_takes_what_hurts_least():
     """The middle layer is a tenth as sensitive as the first and a hundredth as the last."""
-    found, _ = run(search.Greedy(), problem("pruning"), near, 6, ratio=lambda actions: 2.0)
-    assert found[-1][0][1, 0] > found[-1][0][0, 0]
-    grown = np.diff([actions.sum() for actions, _ in found])
+    searched, _ = run(search.Greedy(), problem("pruning"), near, 6, ratio=lambda actions: 2.0)
+    assert searched[-1][0][1, 0] > searched[-1][0][0, 0]
+    grown = np.diff([actions.sum() for actions, _ in searched])
     assert (grown > 0).all()
-    found, _ = run(search.Greedy(), problem("pruning"), near, 4, ratio=lambda actions: 0.5)
-    steps = [np.flatnonzero(actions).tolist() for actions, _ in found]
+    searched, _ = run(search.Greedy(), problem("pruning"), near, 4, ratio=lambda actions: 0.5)
+    steps = [np.flatnonzero(actions).tolist() for actions, _ in searched]
     assert steps == [[1], [0], [], []]  # what was too much isn't taken again
     with pytest.raises(ValueError, match="Greedy goes by sensitivities"):
         search.Greedy().start(KEY, problem(known=False))
@@ -187,10 +187,10 @@ def operations(problem):
 def test_a_knapsack_lands_on_its_target(of, target, within):
     """Layers save more together than apart, which the measurements tell it."""
     known, ratio = operations(dataclasses.replace(problem(of), target=target))
-    found, _ = run(search.Knapsack(levels=8), known, near, 8, ratio)
-    off = [abs(ratio(actions) - 1) for actions, _ in found]
+    searched, _ = run(search.Knapsack(levels=8), known, near, 8, ratio)
+    off = [abs(ratio(actions) - 1) for actions, _ in searched]
     assert min(off) < within
-    best = found[int(np.argmin(off))][0].sum(1)
+    best = searched[int(np.argmin(off))][0].sum(1)
     assert best[1] >= best[0]  # a tenth as sensitive
     assert best[1] >= best[2]
     if of == "pruning":  # bits of layers multiply: what one saves, it saves beside others too
@@ -242,18 +242,18 @@ def test_a_knapsack_near_its_budget():
 @pytest.mark.parametrize(("of", "target"), [("both", 0.03), ("quantization", 0.03)])
 def test_a_knapsack_repeats_nothing(of, target):
     known, ratio = operations(dataclasses.replace(problem(of), target=target))
-    found, _ = run(search.Knapsack(), known, near, 20, ratio)
-    policies = {str(known.actions.policy(known.space, actions).plain()) for actions, _ in found}
+    searched, _ = run(search.Knapsack(), known, near, 20, ratio)
+    policies = {str(known.actions.policy(known.space, actions).plain()) for actions, _ in searched}
     assert len(policies) == 20
-    assert np.quantile([abs(ratio(actions) - 1) for actions, _ in found[5:]], 0.5) < 0.1
+    assert np.quantile([abs(ratio(actions) - 1) for actions, _ in searched[5:]], 0.5) < 0.1
 
 
 def test_a_knapsack_of_few_policies():
     """Where all were tried, they come again."""
     known, ratio = operations(problem("pruning"))
     agent = search.Knapsack(levels=2)
-    found, _ = run(agent, known, near, 6, ratio)
-    policies = [str(known.actions.policy(known.space, actions).plain()) for actions, _ in found]
+    searched, _ = run(agent, known, near, 6, ratio)
+    policies = [str(known.actions.policy(known.space, actions).plain()) for actions, _ in searched]
     assert len(set(policies[:4])) == 4
     assert len(set(policies)) == 4
 
@@ -261,17 +261,17 @@ def test_a_knapsack_of_few_policies():
 def test_a_knapsack_lands_above_eight_bits():
     """Some layers stay in float where eight bits everywhere are faster than asked."""
     known, ratio = operations(dataclasses.replace(problem("quantization"), target=0.3))
-    found, _ = run(search.Knapsack(), known, near, 10, ratio)
+    searched, _ = run(search.Knapsack(), known, near, 10, ratio)
     eight = np.full(known.shape, known.actions.eight_below, np.float32)
     assert ratio(eight) < 0.5
-    assert min(abs(ratio(actions) - 1) for actions, _ in found) < 0.25
+    assert min(abs(ratio(actions) - 1) for actions, _ in searched) < 0.25
 
 
 @pytest.mark.parametrize(("first", "column"), [("pruning", 0), ("quantization", 1)])
 def test_one_method_after_the_other(first, column):
     agent = search.Sequential(first, search.RandomSearch())
-    found, state = run(agent, problem(), near, 60)
-    early, late = found[:30], found[30:]
+    searched, state = run(agent, problem(), near, 60)
+    early, late = searched[:30], searched[30:]
     rest = [c for c in range(3) if c not in ((0,) if column == 0 else (1, 2))]
     assert all((actions[:, rest] == 0).all() for actions, _ in early)
     mine = [c for c in range(3) if c not in rest]
@@ -295,8 +295,8 @@ def test_the_first_method_goes_halfway():
 
 
 def test_random_is_random():
-    found, _ = run(search.RandomSearch(), problem(), near, 30)
-    assert np.mean([a for a, _ in found]) == pytest.approx(0.5, abs=4 / (12 * 270) ** 0.5)
+    searched, _ = run(search.RandomSearch(), problem(), near, 30)
+    assert np.mean([a for a, _ in searched]) == pytest.approx(0.5, abs=4 / (12 * 270) ** 0.5)
 
 
 def test_an_unknown_strategy():

@@ -57,9 +57,9 @@ def test_counts_are_those_of_the_smaller_model(seed):
         space.weights(policy), [rows[name].weights for name in space.names], rtol=1e-6
     )
     shapes = [small[s.name.split("/")[0]] for s in space.sites if "/" not in s.name]
-    made = [leaf["kernel"].shape[-1] for leaf in shapes]
+    widths = [leaf["kernel"].shape[-1] for leaf in shapes]
     outputs = dict(zip(space.names, np.asarray(space.outputs(kept)).tolist(), strict=True))
-    assert [outputs["conv1"], outputs["fc"]] == made
+    assert [outputs["conv1"], outputs["fc"]] == widths
 
 
 @pytest.mark.slow
@@ -108,35 +108,35 @@ def test_actions_by_hand():
     assert [kept(p, 48) for p in (0.0, 0.5)] == [64, 64]  # one block of 48, or whole
     bits = Actions().width(np.array([0.5, 0.5625, 0.75, 0.99, 1.0]))
     assert bits.tolist() == [8, 8, 5, 1, 1]
-    found = Actions("quantization").policy(space, jnp.array([[0.2, 0.1], [0.75, 0.3]]))
-    assert found.datatypes.tolist() == [FP32, MIX]
-    assert found.weights.tolist() == [FLOAT, 5]
-    assert found.activations.tolist() == [FLOAT, 8]  # below the threshold: the most bits
-    found = Actions("quantization").policy(space, jnp.array([[0.3, 0.5], [0.0, 0.21]]))
-    assert found.datatypes.tolist() == [INT8, INT8]
-    assert found.weights.tolist() == found.activations.tolist() == [8, 8]
+    policy = Actions("quantization").policy(space, jnp.array([[0.2, 0.1], [0.75, 0.3]]))
+    assert policy.datatypes.tolist() == [FP32, MIX]
+    assert policy.weights.tolist() == [FLOAT, 5]
+    assert policy.activations.tolist() == [FLOAT, 8]  # below the threshold: the most bits
+    policy = Actions("quantization").policy(space, jnp.array([[0.3, 0.5], [0.0, 0.21]]))
+    assert policy.datatypes.tolist() == [INT8, INT8]
+    assert policy.weights.tolist() == policy.activations.tolist() == [8, 8]
 
 
 def test_illegal_few_bits_are_eight():
     two = space_of_two()
     space = SearchSpace(two.channels, two.sites, two.groups, two.ranks, FewBitLayers(last=False))
-    found = Actions("quantization").policy(space, jnp.ones((2, 2)))
-    assert found.datatypes.tolist() == [MIX, INT8]
-    assert found.weights.tolist() == [1, 8]
+    policy = Actions("quantization").policy(space, jnp.ones((2, 2)))
+    assert policy.datatypes.tolist() == [MIX, INT8]
+    assert policy.weights.tolist() == [1, 8]
 
 
 def test_pruning_leaves_bits_and_quantization_channels():
     space = space_of_two()
-    found = Actions("pruning").policy(space, jnp.ones((2, 1)))
-    assert (found.weights == FLOAT).all()
-    assert found.kept.tolist() == [1]
+    policy = Actions("pruning").policy(space, jnp.ones((2, 1)))
+    assert (policy.weights == FLOAT).all()
+    assert policy.kept.tolist() == [1]
     assert Actions("quantization").policy(space, jnp.ones((2, 2))).kept.tolist() == [64]
 
 
 def test_policies_are_kept_as_text():
-    whole = space_of_two().uncompressed
-    again = Policy.from_plain(whole.plain())
-    assert jax.tree.all(jax.tree.map(np.array_equal, whole, again))
+    uncompressed = space_of_two().uncompressed
+    again = Policy.from_plain(uncompressed.plain())
+    assert jax.tree.all(jax.tree.map(np.array_equal, uncompressed, again))
 
 
 def test_mistakes():

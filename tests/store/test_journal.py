@@ -34,16 +34,16 @@ def test_a_file_cut_at_any_byte_keeps_the_lines_before(tmp_path):
     for task in range(3):
         kept.add(task, [{"task": task, "text": "ä\n"}])
         ends.append(path.stat().st_size)
-    whole = path.read_bytes()
-    for length in range(len(whole) + 1):
-        path.write_bytes(whole[:length])
+    content = path.read_bytes()
+    for length in range(len(content) + 1):
+        path.write_bytes(content[:length])
         kept = Journal(path, RUN)
         # A line is whole when only its end is missing.
         assert list(kept) == [t for t in range(3) if ends[t + 1] - 1 <= length], length
         for task in range(3):
             if task not in kept:
                 kept.add(task, [{"task": task, "text": "ä\n"}])
-        assert path.read_bytes() == whole
+        assert path.read_bytes() == content
         path.with_name("rows.jsonl.cut").unlink(missing_ok=True)
 
 

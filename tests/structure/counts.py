@@ -21,12 +21,12 @@ LARGEST = 18
 
 def hidden_modules(modules: Modules) -> list[str]:
     """Modules that a public name of their package hides."""
-    found = []
+    places = []
     for module in modules.values():
         if module.is_package:
             bound = {item.name for item in module.imports if item.module != module.name}
-            found += [f"{module.name}.{n}" for n in bound if f"{module.name}.{n}" in modules]
-    return sorted(found)
+            places += [f"{module.name}.{n}" for n in bound if f"{module.name}.{n}" in modules]
+    return sorted(places)
 
 
 def public_modules(modules: Modules) -> list[str]:
@@ -37,14 +37,14 @@ def public_modules(modules: Modules) -> list[str]:
 
 def inner_imports(modules: Modules) -> list[str]:
     """Imports of a module inside another package, other than of a parent's by its child."""
-    found = []
+    places = []
     for module in modules.values():
         for target in dependencies(module, modules):
             other = modules[target]
             own = other.is_package or f"{module.package}.".startswith(f"{other.package}.")
             if not own:
-                found.append(f"{module.name} -> {target}")
-    return sorted(found)
+                places.append(f"{module.name} -> {target}")
+    return sorted(places)
 
 
 def module_circles(modules: Modules) -> list[str]:
@@ -151,7 +151,7 @@ def _places(modules: Modules, pattern: re.Pattern[str]) -> list[str]:
 
 def unexplained_deferred_imports(modules: Modules) -> list[str]:
     """Imports inside functions, of the library's own modules, with no comment on or above them."""
-    found = []
+    places = []
     for module in modules.values():
         lines = module.text.splitlines()
         for item in module.imports:
@@ -161,8 +161,8 @@ def unexplained_deferred_imports(modules: Modules) -> list[str]:
                 while first and lines[first - 1].strip().startswith(("from ", "import ")):
                     first -= 1
                 if "#" not in lines[first - 1] + lines[item.line - 1]:
-                    found.append(f"{module.name}:{item.line}")
-    return sorted(set(found))
+                    places.append(f"{module.name}:{item.line}")
+    return sorted(set(places))
 
 
 def repeated_lines(modules: Modules, length: int = 6) -> list[str]:

@@ -25,8 +25,8 @@ def test_many_steps_end_there():
     params, state = variables["params"], {"stats": variables["batch_stats"], "seen": jnp.array(7)}
 
     def train(params, state, x):
-        given = {"params": params, "batch_stats": state["stats"]}
-        logits, found = Net().apply(given, x, mutable=["batch_stats"])
+        variables = {"params": params, "batch_stats": state["stats"]}
+        logits, found = Net().apply(variables, x, mutable=["batch_stats"])
         return logits, {"stats": found["batch_stats"], "seen": state["seen"] + 1}
 
     found = converge_batch_stats(train, params, state, x)

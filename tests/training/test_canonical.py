@@ -52,10 +52,10 @@ def test_values_and_gradients_are_the_same(names, shape, kernel, options):
 
     ours = canonical_convolutions(value_and_gradients)
     assert all(map(is_canonical, convolutions(jax.make_jaxpr(ours)(x, k).jaxpr)))
-    expected, found = value_and_gradients(x, k), jax.jit(ours)(x, k)
+    expected, output = value_and_gradients(x, k), jax.jit(ours)(x, k)
     # Sums of some hundred products, in another order.
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), output, expected
     )
 
 
@@ -124,9 +124,9 @@ def test_inside_a_scan():
     assert len(before) == len(after) > 1
     assert not all(map(is_canonical, before))
     assert all(map(is_canonical, after))
-    expected, found = jax.jit(train)(params, xs), jax.jit(ours)(params, xs)
+    expected, output = jax.jit(train)(params, xs), jax.jit(ours)(params, xs)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), output, expected
     )
 
 
@@ -140,9 +140,9 @@ def test_vmap_over_replicates():
         canonical_convolutions(jax.vmap(train, (0, None))),
         jax.vmap(canonical_convolutions(train), (0, None)),
     ):
-        found = jax.jit(ours)(params, xs)
+        output = jax.jit(ours)(params, xs)
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), output, expected
         )
 
 

@@ -155,9 +155,9 @@ def test_what_is_random_is_drawn_once_for_all_settings(problem, data):
 
 
 def test_a_diverged_replicate_is_marked_and_the_others_go_on(problem, whole):
-    found = problem[0](levels=LEVELS.at[1].set(1e38))
-    np.testing.assert_array_equal(found.diverged, np.tile(np.arange(5) == 1, (3, 1)))
-    assert_same(found.loss[:, 2:], whole.loss[:, 2:])
+    accuracies = problem[0](levels=LEVELS.at[1].set(1e38))
+    np.testing.assert_array_equal(accuracies.diverged, np.tile(np.arange(5) == 1, (3, 1)))
+    assert_same(accuracies.loss[:, 2:], whole.loss[:, 2:])
 
 
 @pytest.mark.process

@@ -42,8 +42,8 @@ def test_cross_entropy_is_the_mean_over_tokens():
 
 
 def test_training_lowers_it():
-    found = fit(KEY, cross_entropy(f), PARAMS, (X, Y), **RUN)
-    assert mean_nll(found.params) < 0.5 * mean_nll(PARAMS)
+    trained = fit(KEY, cross_entropy(f), PARAMS, (X, Y), **RUN)
+    assert mean_nll(trained.params) < 0.5 * mean_nll(PARAMS)
 
 
 @pytest.mark.slow
@@ -57,11 +57,11 @@ def test_members_have_the_sum_of_their_means():
 @pytest.mark.slow
 def test_inference_sums_the_tokens_of_an_example():
     # With hardly any prior and spread left, the objective of an example is its tokens' sum.
-    found = svi(
+    trained = svi(
         KEY, f, PARAMS, (X, Y), epochs=1, batch_size=16, kl=0.0, init_scale=1e-6,
         optimizer=optax.sgd(0.0), progress=False,
     )  # fmt: skip
-    np.testing.assert_allclose(found.history[0]["nll"], 4 * mean_nll(PARAMS), rtol=1e-4)
+    np.testing.assert_allclose(trained.history[0]["nll"], 4 * mean_nll(PARAMS), rtol=1e-4)
 
 
 def by_svi(labels):

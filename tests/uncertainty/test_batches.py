@@ -19,9 +19,9 @@ def test_batches_are_joined(batch, axis):
         outputs = jnp.stack([part, 2 * part])  # [samples, batch, features]
         return {"all": outputs if axis == -2 else outputs.swapaxes(0, 1)}
 
-    found = in_batches(f, x, batch, axis=axis)
+    joined = in_batches(f, x, batch, axis=axis)
     assert max(sizes) <= batch
-    np.testing.assert_array_equal(found["all"], f(x)["all"])
+    np.testing.assert_array_equal(joined["all"], f(x)["all"])
 
 
 def test_no_inputs_are_refused():

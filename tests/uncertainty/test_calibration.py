@@ -78,8 +78,8 @@ def test_every_class_agrees_with_calibration_curve():
         curve = calibration_curve(labels == c, probs[:, c], n_bins=10)
         counts = np.histogram(probs[:, c], np.linspace(0, 1, 11))[0]
         errors.append((counts[counts > 0] * np.abs(curve[0] - curve[1])).sum() / 300)
-    found = u.classwise_ece(jnp.asarray(probs), labels, 10)
-    np.testing.assert_allclose(found, np.mean(errors), atol=1e-6)
+    error = u.classwise_ece(jnp.asarray(probs), labels, 10)
+    np.testing.assert_allclose(error, np.mean(errors), atol=1e-6)
 
 
 def test_reliability_is_the_calibration_curve():
@@ -87,10 +87,10 @@ def test_reliability_is_the_calibration_curve():
     probs = rng.dirichlet(np.full(5, 0.3), 100).astype(np.float32)
     labels = rng.integers(0, 5, 100)
     accuracies, confidences = calibration_curve(probs.argmax(1) == labels, probs.max(1), n_bins=20)
-    found = u.reliability(jnp.asarray(probs), labels, 20)
-    filled = found.size > 0
-    np.testing.assert_allclose(found.accuracy[filled], accuracies, atol=1e-6)
-    np.testing.assert_allclose(found.confidence[filled], confidences, atol=1e-6)
-    assert found.size.sum() == 100
-    assert jnp.isnan(found.accuracy[~filled]).all()
+    diagram = u.reliability(jnp.asarray(probs), labels, 20)
+    filled = diagram.size > 0
+    np.testing.assert_allclose(diagram.accuracy[filled], accuracies, atol=1e-6)
+    np.testing.assert_allclose(diagram.confidence[filled], confidences, atol=1e-6)
+    assert diagram.size.sum() == 100
+    assert jnp.isnan(diagram.accuracy[~filled]).all()
     assert (~filled).any()

@@ -127,9 +127,9 @@ def test_every_level_has_the_right_rank(n):
     def threshold(level):
         return u.conformalize(jnp.zeros(n), scores, u.AbsoluteResidual(), level).threshold
 
-    found = threshold(levels)
+    sets = threshold(levels)
     ranks = [-(-(n + 1) * tenth // 10) for tenth in range(1, 10)]
-    np.testing.assert_array_equal(found, [k if k <= n else np.inf for k in ranks])
+    np.testing.assert_array_equal(sets, [k if k <= n else np.inf for k in ranks])
 
 
 @pytest.mark.slow
@@ -142,10 +142,8 @@ def test_groups_have_thresholds_of_their_own():
     for g in (0, 1):
         alone = u.conformalize(jnp.zeros(200), targets[groups == g], u.AbsoluteResidual())
         assert calibration.threshold[g] == alone.threshold
-    found = u.conformal(lambda x, g: jnp.zeros(len(x)), calibration, lambda x, g: g)(
-        targets, groups
-    )
-    inside = u.covered(calibration, found, targets)
+    sets = u.conformal(lambda x, g: jnp.zeros(len(x)), calibration, lambda x, g: g)(targets, groups)
+    inside = u.covered(calibration, sets, targets)
     assert all(0.9 <= inside[groups == g].mean() <= 0.92 for g in (0, 1))
     missing = u.conformalize(
         jnp.zeros(400), targets, u.AbsoluteResidual(), groups=groups, group_count=3
@@ -231,8 +229,8 @@ def test_sets_are_those_of_mapie():
         theirs.conformalize(logits, labels)
         _, expected = theirs.predict_set(np.asarray(fresh))
         calibration = u.conformalize(logits, labels, u.LAC(), level)
-        found = u.conformal(lambda x: x, calibration)(fresh)
-        np.testing.assert_array_equal(found, expected[:, :, 0])
+        sets = u.conformal(lambda x: x, calibration)(fresh)
+        np.testing.assert_array_equal(sets, expected[:, :, 0])
 
 
 def test_intervals_are_those_of_mapie():
@@ -259,8 +257,8 @@ def test_intervals_are_those_of_mapie():
     theirs.conformalize(x, np.asarray(targets))
     _, expected = theirs.predict_interval(x)
     calibration = u.conformalize(predicted, targets, u.AbsoluteResidual(), 0.85)
-    found = u.conformal(lambda x: x[:, 0], calibration)(jnp.asarray(x))
-    np.testing.assert_allclose(jnp.stack(found, -1), expected[:, :, 0], rtol=1e-5, atol=1e-5)
+    sets = u.conformal(lambda x: x[:, 0], calibration)(jnp.asarray(x))
+    np.testing.assert_allclose(jnp.stack(sets, -1), expected[:, :, 0], rtol=1e-5, atol=1e-5)
 
 
 def drifting(key, n):

@@ -25,13 +25,13 @@ def test_closed_forms_are_those_of_draws():
     probs = np.asarray(drawn, np.float64)
     error = probs.std(0) / np.sqrt(n)
     assert (np.abs(probs.mean(0) - dirichlet_probs(CONCENTRATION)) < 5 * error).all()
-    found = dirichlet_decomposition(CONCENTRATION)
+    uncertainty = dirichlet_decomposition(CONCENTRATION)
     entropies = -(probs * np.log(np.maximum(probs, 1e-30))).sum(-1)
     error = entropies.std(0) / np.sqrt(n)
-    assert (np.abs(entropies.mean(0) - found.aleatoric) < 5 * error).all()
+    assert (np.abs(entropies.mean(0) - uncertainty.aleatoric) < 5 * error).all()
     sampled = decompose(drawn)
-    np.testing.assert_allclose(found.total, sampled.total, atol=2e-3)
-    np.testing.assert_allclose(found.epistemic, sampled.epistemic, atol=2e-3)
+    np.testing.assert_allclose(uncertainty.total, sampled.total, atol=2e-3)
+    np.testing.assert_allclose(uncertainty.epistemic, sampled.epistemic, atol=2e-3)
 
 
 def logits(params, x):

@@ -72,8 +72,8 @@ def test_scores_of_sure_networks_keep_their_digits():
         Gaussian(SURE, jnp.asarray(var, jnp.float32)),
         JointGaussian(SURE, jnp.asarray(var[:, :, None] * np.eye(6), jnp.float32)),
     ):
-        found = u.moment_information(outputs)
-        np.testing.assert_allclose(found[above], information[above], rtol=1e-4)
+        scores = u.moment_information(outputs)
+        np.testing.assert_allclose(scores[above], information[above], rtol=1e-4)
         seen = u.token_uncertainty(outputs).variance
         large = spread > 1e-35
         np.testing.assert_allclose(seen[large], spread[large], rtol=1e-4)
@@ -87,10 +87,12 @@ def test_information_of_sure_members_keeps_its_digits():
     mean = logsumexp(logs, 0) - np.log(2)
     left = np.exp(logs).sum(-1) - np.exp(logs).max(-1)
     entropy = -(np.exp(logs) * logs).sum(-1).mean(0)
-    found = jax.jit(u.decompose_logits)(logits)
+    uncertainty = jax.jit(u.decompose_logits)(logits)
     known = left.max(0) > 1e-12  # where float64 itself tells a logarithm from zero
-    np.testing.assert_allclose(found.aleatoric[known], entropy[known], rtol=1e-3)
-    np.testing.assert_allclose(found.total[known], -(np.exp(mean) * mean).sum(-1)[known], rtol=1e-3)
+    np.testing.assert_allclose(uncertainty.aleatoric[known], entropy[known], rtol=1e-3)
+    np.testing.assert_allclose(
+        uncertainty.total[known], -(np.exp(mean) * mean).sum(-1)[known], rtol=1e-3
+    )
 
 
 def test_a_masked_token_adds_nothing():

@@ -34,8 +34,8 @@ def energy_of(features, kernel=KERNEL):
 
 
 def nearest():
-    found = NearestNeighbors(n_neighbors=7).fit(unit(WIDE_H))
-    return found.kneighbors(unit(WIDE_NEW))[0][:, -1]
+    neighbours = NearestNeighbors(n_neighbors=7).fit(unit(WIDE_H))
+    return neighbours.kneighbors(unit(WIDE_NEW))[0][:, -1]
 
 
 def distances():
@@ -110,8 +110,8 @@ def test_a_score_is_its_formula(name):
     expected = formula()
     # Scores are float32 sums over the features; a difference of distances loses what they share.
     scale = np.abs(mahalanobis()).max() if "Mahalanobis" in name else np.abs(expected).max()
-    found = jax.jit(lambda score, h, z: score(h, z))(score, NEW, LOGITS)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * scale)
+    scores = jax.jit(lambda score, h, z: score(h, z))(score, NEW, LOGITS)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4 * scale)
 
 
 @pytest.mark.slow
@@ -151,9 +151,9 @@ def test_odin_is_its_formula():
     slope = np.asarray(jax.grad(cross_entropy)(x, F(PARAMS, x).argmax(-1)))
     moved = np.asarray(x) - step * np.where(slope >= 0, 1, -1)
     probs = softmax(np.asarray(F(PARAMS, jnp.asarray(moved, x.dtype)), np.float64) / 50, -1)
-    found = jax.jit(u.odin(F, temperature, step))(PARAMS, x)
+    scores = jax.jit(u.odin(F, temperature, step))(PARAMS, x)
     largest = probs.max(-1)
-    np.testing.assert_allclose(found, np.log((1 - largest) / largest), rtol=1e-5)
+    np.testing.assert_allclose(scores, np.log((1 - largest) / largest), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -185,9 +185,9 @@ def test_information_is_that_of_samples_where_variances_are_small():
         divergence = (probs * (jnp.log(probs) - jnp.log(probs.mean(0))[None])).sum(-1)
         error = divergence.std(0) / 200
         expected = divergence.mean(0)
-        found = u.moment_information(logits)
+        information = u.moment_information(logits)
         # Five standard errors, and 6 % for the higher orders of variances up to about .1.
-        assert (np.abs(found - expected) < 5 * error + 0.06 * expected).all()
+        assert (np.abs(information - expected) < 5 * error + 0.06 * expected).all()
 
 
 def test_what_cannot_be_fitted_is_refused():

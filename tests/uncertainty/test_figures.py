@@ -61,8 +61,8 @@ def test_a_plane_is_drawn_in_two_panels_on_one_scale(axes):
 
 
 def test_a_reliability_diagram_leaves_empty_bins_out(axes):
-    found = Reliability(jnp.array([jnp.nan, 0.7]), jnp.array([jnp.nan, 0.6]), jnp.array([0, 5]))
-    draw_reliability(axes[0], found)
+    diagram = Reliability(jnp.array([jnp.nan, 0.7]), jnp.array([jnp.nan, 0.6]), jnp.array([0, 5]))
+    draw_reliability(axes[0], diagram)
     np.testing.assert_allclose(line(axes[0], "accuracy"), [0.6], rtol=1e-6)
     assert [bar.get_height() for bar in axes[0].patches] == [0, 1]
 

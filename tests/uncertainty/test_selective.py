@@ -9,11 +9,11 @@ from jaxeff import uncertainty as u
 def test_risk_is_the_mean_loss_of_the_surest():
     rng = np.random.default_rng(0)
     scores, losses = rng.normal(size=50), rng.random(50)
-    found = jax.jit(u.risk_coverage)(jnp.asarray(scores), jnp.asarray(losses))
+    curve = jax.jit(u.risk_coverage)(jnp.asarray(scores), jnp.asarray(losses))
     order = np.argsort(scores)
     expected = [losses[order[:k]].mean() for k in range(1, 51)]
-    np.testing.assert_allclose(found.risk, expected, rtol=1e-5)
-    np.testing.assert_allclose(found.coverage, np.arange(1, 51) / 50, rtol=1e-6)
+    np.testing.assert_allclose(curve.risk, expected, rtol=1e-5)
+    np.testing.assert_allclose(curve.coverage, np.arange(1, 51) / 50, rtol=1e-6)
     np.testing.assert_allclose(u.aurc(scores, losses), np.mean(expected), rtol=1e-5)
 
 

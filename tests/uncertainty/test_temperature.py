@@ -23,8 +23,8 @@ def test_it_is_scipys_optimum():
         return -log_softmax(wide / t, -1)[np.arange(300), labels].mean()
 
     expected = minimize_scalar(nll, bounds=(0.1, 20), method="bounded", options={"xatol": 1e-9})
-    found = jax.jit(u.temperature_scale)(logits, labels)
-    np.testing.assert_allclose(found.value, expected.x, rtol=1e-3)
+    temperature = jax.jit(u.temperature_scale)(logits, labels)
+    np.testing.assert_allclose(temperature.value, expected.x, rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -33,9 +33,9 @@ def test_it_recovers_the_temperature_that_labels_were_drawn_at():
     logits, labels = labelled()
     probs = jax.nn.softmax(0.4 * logits)
     information = ((probs * logits**2).sum(-1) - (probs * logits).sum(-1) ** 2).sum()
-    found = 1 / u.temperature_scale(logits, labels).value
-    assert abs(found - 0.4) < 4 / information**0.5
-    before, after = (u.ece(jax.nn.softmax(z), labels) for z in (logits, found * logits))
+    temperature = 1 / u.temperature_scale(logits, labels).value
+    assert abs(temperature - 0.4) < 4 / information**0.5
+    before, after = (u.ece(jax.nn.softmax(z), labels) for z in (logits, temperature * logits))
     assert after < before / 3
 
 
@@ -44,9 +44,9 @@ def test_gaussian_logits_are_divided_with_their_variances():
     logits, labels = labelled(200)
     gaussian = Gaussian(logits, jnp.full_like(logits, 2.0))
     temperature = u.temperature_scale(gaussian, labels)
-    found = u.tempered(lambda x: x, temperature)(gaussian)
-    np.testing.assert_allclose(found.mean, logits / temperature.value, rtol=1e-6)
-    np.testing.assert_allclose(found.var, 2 / temperature.value**2, rtol=1e-6)
+    probabilities = u.tempered(lambda x: x, temperature)(gaussian)
+    np.testing.assert_allclose(probabilities.mean, logits / temperature.value, rtol=1e-6)
+    np.testing.assert_allclose(probabilities.var, 2 / temperature.value**2, rtol=1e-6)
 
     def nll(t):
         scaled = u.tempered(lambda x: x, u.Temperature(t))(gaussian)
@@ -56,7 +56,7 @@ def test_gaussian_logits_are_divided_with_their_variances():
     assert best <= min(nll(temperature.value * 0.98), nll(temperature.value * 1.02))
     joint = JointGaussian(logits, 2 * jnp.broadcast_to(jnp.eye(4), (200, 4, 4)))
     np.testing.assert_allclose(
-        u.tempered(lambda x: x, temperature)(joint).var, found.var, rtol=1e-6
+        u.tempered(lambda x: x, temperature)(joint).var, probabilities.var, rtol=1e-6
     )
 
 
@@ -73,13 +73,13 @@ def test_the_probit_approximation_is_near_many_draws(classes, shared):
     exps = np.exp(draws - draws.max(-1, keepdims=True))
     drawn = (exps / exps.sum(-1, keepdims=True)).mean(0)
     logits = JointGaussian(*(jnp.asarray(a, jnp.float32) for a in (mean, cov + shared)))
-    found = np.asarray(jax.nn.softmax(u.probit_logits(logits)))
+    probabilities = np.asarray(jax.nn.softmax(u.probit_logits(logits)))
     # Its own error: .003 nats of two classes, .02 of ten.
-    divergence = (drawn * np.log(drawn / found)).sum(-1).mean()
+    divergence = (drawn * np.log(drawn / probabilities)).sum(-1).mean()
     assert divergence < 0.02
-    assert abs(found.max(-1) - drawn.max(-1)).mean() < 0.025
+    assert abs(probabilities.max(-1) - drawn.max(-1)).mean() < 0.025
     alone = JointGaussian(logits.mean, jnp.asarray(cov, jnp.float32))
-    np.testing.assert_allclose(found, jax.nn.softmax(u.probit_logits(alone)), atol=2e-5)
+    np.testing.assert_allclose(probabilities, jax.nn.softmax(u.probit_logits(alone)), atol=2e-5)
 
 
 @pytest.mark.slow

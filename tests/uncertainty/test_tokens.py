@@ -19,22 +19,22 @@ MASK = jnp.arange(6)[None] < jnp.array([6, 4, 1])[:, None]
 
 @pytest.mark.slow
 def test_samples_are_taken_token_by_token():
-    found = jax.jit(u.token_uncertainty)(LOGITS)
+    uncertainty = jax.jit(u.token_uncertainty)(LOGITS)
     probs = softmax(np.asarray(LOGITS, np.float64), -1)
     for n in range(2):
         for t in range(7):
             each, mean = probs[:, n, t], probs[:, n, t].mean(0)
             expected = entropy(mean), entropy(each, axis=-1).mean()
-            np.testing.assert_allclose(found.total[n, t], expected[0], rtol=1e-5)
-            np.testing.assert_allclose(found.aleatoric[n, t], expected[1], rtol=1e-5)
+            np.testing.assert_allclose(uncertainty.total[n, t], expected[0], rtol=1e-5)
+            np.testing.assert_allclose(uncertainty.aleatoric[n, t], expected[1], rtol=1e-5)
             np.testing.assert_allclose(
-                found.epistemic[n, t], expected[0] - expected[1], rtol=1e-4, atol=1e-5
+                uncertainty.epistemic[n, t], expected[0] - expected[1], rtol=1e-4, atol=1e-5
             )
             np.testing.assert_allclose(
-                found.variance[n, t], each[:, mean.argmax()].var(), rtol=1e-4, atol=1e-7
+                uncertainty.variance[n, t], each[:, mean.argmax()].var(), rtol=1e-4, atol=1e-7
             )
     apart = jax.vmap(u.token_uncertainty, in_axes=1)(LOGITS)
-    for a, b in zip(apart, found, strict=True):
+    for a, b in zip(apart, uncertainty, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -47,14 +47,14 @@ def test_moments_are_those_of_samples_where_variances_are_small():
     for logits in (alone, JointGaussian(mean, cov)):
         with jax.numpy_rank_promotion("allow"):  # a sample of a joint distribution adds its mean
             drawn = u.token_uncertainty(logits.sample(jax.random.key(2), (40_000,)))
-        found = jax.jit(u.token_uncertainty)(logits)
+        uncertainty = jax.jit(u.token_uncertainty)(logits)
         # Five standard errors of a variance of n samples, 5 sqrt(2 / n) = 3.5 %, and 2.5 % for the
         # next order of variances of .005.
-        np.testing.assert_allclose(found.variance, drawn.variance, rtol=0.06)
-        np.testing.assert_allclose(found.epistemic, drawn.epistemic, rtol=0.06)
-        np.testing.assert_allclose(found.total, drawn.total, rtol=0.01)
+        np.testing.assert_allclose(uncertainty.variance, drawn.variance, rtol=0.06)
+        np.testing.assert_allclose(uncertainty.epistemic, drawn.epistemic, rtol=0.06)
+        np.testing.assert_allclose(uncertainty.total, drawn.total, rtol=0.01)
         np.testing.assert_allclose(
-            found.aleatoric, found.total - found.epistemic, rtol=1e-5, atol=1e-6
+            uncertainty.aleatoric, uncertainty.total - uncertainty.epistemic, rtol=1e-5, atol=1e-6
         )
 
 
@@ -70,21 +70,23 @@ def test_a_model_with_random_weights_says_it_of_every_token():
         return params["embed"]["table"][tokens] @ params["fc"]["kernel"]
 
     tokens = jnp.arange(6).reshape(2, 3)
-    found = u.token_uncertainty(jaxeff.moments(f)(posterior, tokens))
-    assert found.epistemic.shape == (2, 3)
-    assert (found.epistemic > 0).all()
-    assert (found.aleatoric >= 0).all()
+    gaussian = u.token_uncertainty(jaxeff.moments(f)(posterior, tokens))
+    assert gaussian.epistemic.shape == (2, 3)
+    assert (gaussian.epistemic > 0).all()
+    assert (gaussian.aleatoric >= 0).all()
 
 
 @pytest.mark.parametrize("reduce", ["mean", "sum", "max"])
 def test_texts_are_what_a_loop_makes_of_their_tokens(reduce):
-    found = jax.jit(lambda s, m: u.sequence_score(s, m, reduce=reduce))(SCORES, MASK)
+    score = jax.jit(lambda s, m: u.sequence_score(s, m, reduce=reduce))(SCORES, MASK)
     lengths = (6, 4, 1)
     for n, length in enumerate(lengths):
         expected = getattr(np, reduce)(np.asarray(SCORES[n, :length]))
-        np.testing.assert_allclose(found[n], expected, rtol=1e-6)
-    whole = u.sequence_score(SCORES, reduce=reduce)
-    np.testing.assert_allclose(whole, getattr(np, reduce)(np.asarray(SCORES), axis=-1), rtol=1e-6)
+        np.testing.assert_allclose(score[n], expected, rtol=1e-6)
+    unmasked = u.sequence_score(SCORES, reduce=reduce)
+    np.testing.assert_allclose(
+        unmasked, getattr(np, reduce)(np.asarray(SCORES), axis=-1), rtol=1e-6
+    )
 
 
 @pytest.mark.oracle
@@ -92,9 +94,9 @@ def test_the_entropy_of_drawn_texts_is_that_of_the_model():
     probs = np.array([[0.7, 0.2, 0.1], [0.4, 0.4, 0.2]])  # of two tokens, independent
     drawn = jax.random.categorical(KEY, jnp.log(jnp.asarray(probs)), shape=(20_000, 2))
     log_probs = np.log(probs)[np.arange(2)[None], np.asarray(drawn)]
-    found = u.sequence_entropy(jnp.asarray(log_probs)[:, None])
+    score = u.sequence_entropy(jnp.asarray(log_probs)[:, None])
     error = log_probs.mean(1).std() / np.sqrt(20_000)
-    assert abs(found[0] - entropy(probs, axis=1).mean()) < 5 * error
+    assert abs(score[0] - entropy(probs, axis=1).mean()) < 5 * error
 
 
 def test_a_text_ends_before_its_first_uncertain_token():

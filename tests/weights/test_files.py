@@ -74,9 +74,9 @@ def test_formats(ending, tmp_path):
 def test_truncated_files(ending, tmp_path):
     path = tmp_path / f"model.{ending}"
     WRITERS[ending](path)
-    whole = path.read_bytes()
-    for size in (0, 1, 7, 20, len(whole) // 2, len(whole) - 30):
-        path.write_bytes(whole[:size])
+    content = path.read_bytes()
+    for size in (0, 1, 7, 20, len(content) // 2, len(content) - 30):
+        path.write_bytes(content[:size])
         with pytest.raises(WeightsError, match=r"model\."):
             jaxeff.load_weights(PARAMS, path)
 
@@ -84,8 +84,8 @@ def test_truncated_files(ending, tmp_path):
 @settings(deadline=None, max_examples=60)
 @given(st.binary(max_size=64), st.integers(0, 200))
 def test_changed_bytes_never_crash(noise, place):
-    whole = save(TENSORS)
-    changed = whole[:place] + noise + whole[place + len(noise) :]
+    content = save(TENSORS)
+    changed = content[:place] + noise + content[place + len(noise) :]
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/model.safetensors"
         with open(path, "wb") as file:
@@ -101,11 +101,11 @@ def test_changed_bytes_never_crash(noise, place):
 def test_changed_bytes_of_other_formats_never_crash(ending, tmp_path):
     path, rng = tmp_path / f"model.{ending}", np.random.default_rng(0)
     WRITERS[ending](path)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     refused = 0
     for _ in range(100):
-        place, noise = rng.integers(len(whole)), rng.bytes(rng.integers(1, 12))
-        path.write_bytes(whole[:place] + noise + whole[place + len(noise) :])
+        place, noise = rng.integers(len(content)), rng.bytes(rng.integers(1, 12))
+        path.write_bytes(content[:place] + noise + content[place + len(noise) :])
         try:
             loaded, _ = jaxeff.load_weights(PARAMS, path)
         except WeightsError:
@@ -155,25 +155,25 @@ def test_hostile_onnx_graphs(tmp_path):
         graph = onnx.helper.make_graph(nodes, "g", [], [], initializers)
         onnx.save(onnx.helper.make_model(graph), path)
 
-    made = [onnx.numpy_helper.from_array(a, n) for n, a in TENSORS.items()]
+    tensors = [onnx.numpy_helper.from_array(a, n) for n, a in TENSORS.items()]
     # Texts and operations without operands are no weights; the rest is read.
     labels = onnx.numpy_helper.from_array(np.array(["a", "b"]), "labels")
-    write(*made, labels, nodes=[onnx.helper.make_node("MatMul", [], ["y"])])
+    write(*tensors, labels, nodes=[onnx.helper.make_node("MatMul", [], ["y"])])
     loaded, _ = jaxeff.load_weights(PARAMS, path)
     np.testing.assert_array_equal(loaded["fc"]["bias"], TENSORS["fc.bias"])
-    write(*made, made[0])
+    write(*tensors, tensors[0])
     with pytest.raises(WeightsError, match=r"'fc.weight' is there twice"):
         jaxeff.load_weights(PARAMS, path)
     huge = onnx.TensorProto(name="fc.weight", data_type=onnx.TensorProto.FLOAT, raw_data=bytes(8))
     for dims in ([2**40, 2], [-1, 2], [2**62, 2**62]):
         del huge.dims[:]
         huge.dims.extend(dims)
-        write(huge, made[1])
+        write(huge, tensors[1])
         with pytest.raises(WeightsError, match=r"model\.onnx"):
             jaxeff.load_weights(PARAMS, path)
     outside = onnx.TensorProto(name="fc.weight", data_type=1, dims=[2, 3], data_location=1)
     outside.external_data.add(key="location", value="../../secret")
-    write(outside, made[1])
+    write(outside, tensors[1])
     with pytest.raises(WeightsError, match="is in another file"):
         jaxeff.load_weights(PARAMS, path)
 

@@ -32,9 +32,9 @@ def test_a_convolution_is_patches_times_a_matrix(name):
     x = _normal(1, 2, 7, 6, 4)
     at, w = _only(f, params, x)
     rows, matrix = at.contraction.rows(x), at.contraction.matrix(w)
-    made = jnp.einsum("gni,gim->ngm", rows, matrix, precision="highest")
+    product = jnp.einsum("gni,gim->ngm", rows, matrix, precision="highest")
     y = f(params, x)
-    np.testing.assert_allclose(made.reshape(y.shape), y, atol=1e-5)
+    np.testing.assert_allclose(product.reshape(y.shape), y, atol=1e-5)
     np.testing.assert_array_equal(at.contraction.weight(matrix), w)
 
 
@@ -46,8 +46,8 @@ def test_dot_products_of_all_kinds():
     params, x = {"w": _normal(0, 5, 4, 3)}, _normal(1, 2, 3, 5)
     at, w = _only(f, params, x)
     assert at.contraction.groups == 3
-    made = at.contraction.rows(x) @ at.contraction.matrix(w)
-    np.testing.assert_allclose(made.transpose(1, 0, 2), f(params, x), rtol=1e-5, atol=1e-5)
+    product = at.contraction.rows(x) @ at.contraction.matrix(w)
+    np.testing.assert_allclose(product.transpose(1, 0, 2), f(params, x), rtol=1e-5, atol=1e-5)
     # Back to the parameter, whose axes are in another order.
     leaf = at.origin.to_leaf(at.contraction.weight(at.contraction.matrix(w) * 2), params["w"])
     np.testing.assert_array_equal(leaf, 2 * params["w"])
@@ -58,8 +58,8 @@ def test_linen_and_heads():
     x = _normal(1, 4, 5, 6)
     f, params = functional(model, model.init(jax.random.key(0), x))
     at, w = _only(f, params, x)
-    made = (at.contraction.rows(x) @ at.contraction.matrix(w)).reshape(4, 2, 3)
-    np.testing.assert_allclose(made, f(params, x), rtol=1e-5, atol=1e-5)
+    product = (at.contraction.rows(x) @ at.contraction.matrix(w)).reshape(4, 2, 3)
+    np.testing.assert_allclose(product, f(params, x), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(at.contraction.weight(at.contraction.matrix(w)), w)
 
 
