@@ -15,6 +15,7 @@ from jaxeff_export.compiler import (
     fused_kernels,
     merge_blocks,
     schedule_kernel,
+    tiles_of,
 )
 from jaxeff_export.compiler._tiles import register_tile
 from jaxeff_export.compiler.passes import block_weights
@@ -109,10 +110,12 @@ def test_a_tile_has_the_columns_of_a_block(machine):
         chosen.append((together, register_tile(extents, machine, results, together, 300)))
         return chosen[-1][1]
 
-    assert schedule_kernel(merge_blocks(kernel), replace(machine, tiling=choose))
+    schedule = schedule_kernel(merge_blocks(kernel), replace(machine, tiling=choose))
     ((together, tile),) = chosen
     assert together == derived.shape[-1] == tile.columns
     assert tile.columns_first
+    # The module says it, for `bundle.explain()`.
+    assert tiles_of(schedule.mod) == {"main": (*tile.rows, tile.columns)}
 
 
 def test_tuning_tries_tiles_within_a_block():

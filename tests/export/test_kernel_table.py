@@ -270,6 +270,14 @@ def test_layers_are_read_from_the_manifest(monkeypatch):
     assert [row.layer for row in rows] == ["a, b", "c"]
     assert {row.kernel for row in rows} == {each.name for each in bundle.profile(**FEW)}
     assert all(row.instructions is None for row in rows)
+    elementwise, product = rows
+    assert elementwise.tile == ()
+    # Of a result of one row and 32 columns: whole vectors of some.
+    one, columns = product.tile
+    assert one == 1
+    assert columns > 1
+    assert 32 % columns == 0
+    assert f"1 × {columns}" in str(rows)
 
 
 def test_a_manifest_without_calls_says_what_to_do():
@@ -306,3 +314,10 @@ def test_a_bundle_explains_its_kernels():
     assert list(dict.fromkeys(row.layer for row in rows)) == ["conv1", "fc1", "fc2"]
     assert "conv1" in str(rows)
     assert "q_conv2d_c_" in str(rows)  # which builder wrote it
+    # What `dot_3px_2ch` and `dot_1px_4ch` hold; values that become codes are no product.
+    assert {(r.layer, r.tile) for r in rows if "_c_" in r.kernel} == {
+        ("conv1", (1, 3, 2)),
+        ("fc1", (1, 1, 4)),
+        ("fc2", (1, 1, 4)),
+    }
+    assert not any(row.tile for row in rows if "codes" in row.kernel)

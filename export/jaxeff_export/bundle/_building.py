@@ -24,7 +24,7 @@ from jaxeff_export.bundle._bundle import Bundle
 from jaxeff_export.bundle._example import MOST_UNPACKED, lift
 from jaxeff_export.bundle.files import pack_arrays
 from jaxeff_export.bundle.running import instrument_sources, require_numbers
-from jaxeff_export.clib import write_library
+from jaxeff_export.clib import CLibrary, write_library
 from jaxeff_export.schedules import TuningDatabase
 from jaxeff_export.targets import ToolchainError, has_runtime, kernel_features, target_machine
 
@@ -53,6 +53,7 @@ class BundleParts:
       versions: versions of the packages that made it.
       kernels: per kernel what it has to do, as the manifest has it.
       calls: kernels in the order they are called, with the parameters that they read.
+      tiles: by kernel the extents of its result that registers hold at once.
       rounds_inputs: whether the function rounds its data to codes.
       verdict: what is known of the results beside their values.
       state: names of the arguments that the bundle keeps and updates.
@@ -73,6 +74,7 @@ class BundleParts:
     versions: Mapping[str, str]
     kernels: Mapping[str, Mapping[str, int]]
     calls: tuple[tuple[str, tuple[int, ...]], ...]
+    tiles: Mapping[str, tuple[int, ...]]
     rounds_inputs: bool
     verdict: str
     state: tuple[str, ...]
@@ -129,6 +131,7 @@ def write_bundle(parts: BundleParts, path: Path) -> files.Manifest:
             files=written,
             kernels=parts.kernels,
             calls=parts.calls,
+            tiles=parts.tiles,
             batches=tuple(pair.batch for pair in parts.recorded if pair.batch is not None),
             rounds_inputs=parts.rounds_inputs,
             verdict=parts.verdict,
@@ -211,26 +214,16 @@ def build(
         say(f"compiling for {target.name}")
         if has_runtime(target.settings):
             kernels = compiler.schedule_module(lifted.main, target.settings, tuned)
-            works, calls = compiler.work_of(kernels), compiler.reads_of(kernels)
+            works, tiles = compiler.work_of(kernels), compiler.tiles_of(kernels)
+            calls = compiler.reads_of(kernels)
             executable = compiler.lower_module(kernels, target.settings)
             say("linking")
             _link(executable, library, target.linker)
         else:
-            bound = [*example.bound, *derived]
-            operands = [bound[index] for index in lifted.operands]
-            order = _example.c_order(
-                example,
-                target,
-                lifted,
-                operands,
-                name="model",
-                rounds_inputs=rounded,
-                tuned=tuned,
-                limited=False,  # export_c is told of a device
-            )
-            c_library = write_library(order, Path(workspace) / "c")
+            c_library = _c_library(example, target, lifted, derived, tuned, Path(workspace) / "c")
             library = c_library.folder / "libmodel.a"
             calls = [(step.kernel, step.operands) for step in c_library.steps]
+            tiles = {step.kernel: step.tile for step in c_library.steps if step.tile}
         parts = BundleParts(
             library=library,
             artifact=example.artifact,
@@ -246,6 +239,7 @@ def build(
             versions=package_versions("jaxeff", "jax", "jaxlib", "apache-tvm", "apache-tvm-ffi"),
             kernels={work.name: work.facts for work in works},
             calls=lifted.parameters_of(calls, len(example.bound)),
+            tiles=tiles,
             rounds_inputs=rounded,
             verdict=example.verdict,
             state=example.state,
@@ -261,6 +255,29 @@ def build(
 
 # Neither debugging information nor pages of padding: a small network's would weigh more than it.
 _LEAN = ("-Wl,--strip-debug", "-Wl,-z,noseparate-code")
+
+
+def _c_library(
+    example: _example.Example,
+    target: _example.NamedTarget,
+    lifted: Any,
+    derived: Sequence[np.ndarray],
+    tuned: Any,
+    path: Path,
+) -> CLibrary:
+    """Writes the C library of a processor without TVM's runtime."""
+    bound = [*example.bound, *derived]
+    order = _example.c_order(
+        example,
+        target,
+        lifted,
+        [bound[index] for index in lifted.operands],
+        name="model",
+        rounds_inputs=example.artifact.rounds_inputs,
+        tuned=tuned,
+        limited=False,  # export_c is told of a device
+    )
+    return write_library(order, path)
 
 
 def _link(executable: Any, library: Path, linker: str) -> None:

@@ -428,10 +428,11 @@ class Bundle(files.BundleFolder):
         """Says which kernels compute which layer, and what they take.
 
         A kernel's name tells its builder (`q_conv2d_depthwise`) and what was fused into it; it
-        belongs to the layer whose weights it reads, or to the layer before it if it reads none.
+        belongs to the layer whose weights it reads, or to the layer before it if it reads none. A
+        product's tile is the part of its result that registers hold at once.
 
         Returns:
-          Layer, kernel, and what `model` says of it, in the order of a call; without numbers where
+          Layer, kernel, tile, and what `model` says of it, in the order of a call; no numbers where
           the tools that `model` needs aren't installed, or know no such core.
         """
         artifact, data = self.artifact, len(self.manifest.inputs)
@@ -441,7 +442,11 @@ class Bundle(files.BundleFolder):
             models: Sequence[Any] = self.model()
         except ToolchainError:
             models = ()
-        rows = [(", ".join(layers[i] for i in call.layers), call.kernel) for call in calls]
+        tiles = self.manifest.tiles
+        rows = [
+            (", ".join(layers[i] for i in call.layers), call.kernel, tiles.get(call.kernel, ()))
+            for call in calls
+        ]
         return explained(rows, models)
 
     def facts(self, data: tuple[Any, Any] | None = None) -> dict[str, Any]:

@@ -381,12 +381,15 @@ class ExplainedKernel(NamedTuple):
     Attributes:
         layer: The layer whose weights it reads, or that it follows.
         kernel: The name, which says what was fused and which builder wrote it.
+        tile: Extents of a product's result up to the last that registers hold at once; empty if it
+            is no product.
         instructions: How many it executes; None but for microcontrollers.
         cycles: What a static model of the core says; None where it knows nothing of the kernel.
     """
 
     layer: str
     kernel: str
+    tile: tuple[int, ...]
     instructions: int | None
     cycles: float | None
 
@@ -401,29 +404,30 @@ class ExplainedKernels(tuple[ExplainedKernel, ...]):
             (
                 "" if i and layers[i - 1] == row.layer else row.layer,
                 row.kernel,
+                " × ".join(map(str, row.tile)),
                 "" if row.instructions is None else f"{row.instructions:,}",
                 "" if row.cycles is None else two_digits(row.cycles),
             )
             for i, row in enumerate(self)
         ]
-        return Table(["layer", "kernel", "instructions>", "cycles>"], rows)
+        return Table(["layer", "kernel", "tile", "instructions>", "cycles>"], rows)
 
 
 def explained(
-    calls: Sequence[tuple[str, str]], models: Sequence[LoopModel | CallModel]
+    calls: Sequence[tuple[str, str, tuple[int, ...]]], models: Sequence[LoopModel | CallModel]
 ) -> ExplainedKernels:
     """Puts models beside the calls that they are of.
 
-    `calls` are layer and kernel of each; models are of kernels, or of a microcontroller's calls, in
-    order.
+    `calls` are layer, kernel, tile of each; models are of kernels, or of microcontrollers' calls,
+    in order.
     """
     loops = {model.name: model for model in models if isinstance(model, LoopModel)}
     if loops or not models:
         totals = {name: loop.total for name, loop in loops.items()}
         return ExplainedKernels(ExplainedKernel(*call, None, totals.get(call[1])) for call in calls)
     return ExplainedKernels(
-        ExplainedKernel(layer, model.name, model.instructions, model.total)
-        for (layer, _), model in zip(calls, models, strict=True)
+        ExplainedKernel(layer, model.name, tile, model.instructions, model.total)
+        for (layer, _, tile), model in zip(calls, models, strict=True)
     )
 
 

@@ -23,6 +23,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from jaxeff_export.clib._objects import CLibraryError
+from jaxeff_export.compiler import tiles_of
 from jaxeff_export.compiler.tir import called_kernel
 
 
@@ -52,6 +53,7 @@ class KernelProgram:
         constants: the arrays that the function itself holds, with their values.
         outputs: the arrays that are results.
         calls: what is done, in order.
+        tiles: by kernel the extents of its result that registers hold at once.
     """
 
     sizes: tuple[int, ...]
@@ -60,6 +62,7 @@ class KernelProgram:
     constants: tuple[tuple[int, np.ndarray], ...]
     outputs: tuple[int, ...]
     calls: tuple[KernelCall, ...]
+    tiles: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 def with_views(mod: tvm.IRModule) -> tvm.IRModule:
@@ -168,7 +171,7 @@ def program_of(mod: tvm.IRModule, bound: int) -> KernelProgram:
     Raises:
         CLibraryError: if a size is not known, or ``main`` does anything but call kernels.
     """
-    return _ArrayNumbering(mod["main"]).read(bound)
+    return dataclasses.replace(_ArrayNumbering(mod["main"]).read(bound), tiles=tiles_of(mod))
 
 
 class _ArrayNumbering:

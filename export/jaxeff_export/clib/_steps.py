@@ -45,6 +45,7 @@ class CallCost:
         held: of `live`, arrays that only later calls read: the kernel that wrote each, and its
             bytes.
         operands: indices of the bound arrays that it reads.
+        tile: extents of its result that registers hold at once; empty if it is no product.
     """
 
     kernel: str
@@ -55,6 +56,7 @@ class CallCost:
     live: int
     held: tuple[tuple[str, int], ...] = ()
     operands: tuple[int, ...] = ()
+    tile: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the step as plain data."""
@@ -99,6 +101,7 @@ def steps_of(library: driver.Library) -> tuple[CallCost, ...]:
                 live=memory.by_call[i],
                 held=tuple(held),
                 operands=tuple(bound[n] for n in call.arguments if n in bound),
+                tile=program.tiles.get(call.kernel, ()),
             )
         )
     return tuple(costs)

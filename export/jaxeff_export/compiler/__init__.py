@@ -27,4 +27,5 @@ from jaxeff_export.compiler._tiles import RegisterTile as RegisterTile
 from jaxeff_export.compiler._tiles import divisors as divisors
 from jaxeff_export.compiler._work import Work as Work
 from jaxeff_export.compiler._work import reads_of as reads_of
+from jaxeff_export.compiler._work import tiles_of as tiles_of
 from jaxeff_export.compiler._work import work_of as work_of

@@ -169,10 +169,12 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     accumulators = _tiles.sum_registers(machine, depth)
     strip = strip_of(sch.get(block), machine.lanes, accumulators + _SPARE)
     if strip and not machine.tiling:
+        _note_tile(sch, block, [strip.vectors * strip.width, extents[-1]])
         fused = _tiles.tile_strip(sch, block, (spatial, reduce_loops), strip, epilogue)
         return _begun(sch, block, fused, reduce_loops[0], work, machine, epilogue)
     choose = machine.tiling or functools.partial(_tiles.register_tile, depth=depth)
     tile = choose(extents, machine, len(sch.get(block).writes), tir.columns_of(sch.get(block)))
+    _note_tile(sch, block, [*tile.rows, tile.columns])
 
     # Tiles divide the extents, so that no iteration is guarded and all loads are whole vectors.
     outer, inner = [], []
@@ -202,6 +204,12 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
         shared = outer[0]
         sch.compute_at(copy, shared, preserve_unit_loops=True)
     return [*_begun(sch, block, shared, reduce_loops[0], work, machine, epilogue), *copies]
+
+
+def _note_tile(sch: Schedule, block: SBlockRV, extents: list[int]) -> None:
+    """Writes a product's tile into its block, where `tiles_of` reads it."""
+    if tir.is_contraction(sch.get(block)):
+        sch.annotate(block, tir.TILE, extents)
 
 
 def _copied_by_image(

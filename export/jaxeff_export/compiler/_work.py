@@ -15,7 +15,7 @@ from tvm import relax, s_tir, tirx
 from tvm.script import tirx as T
 
 from jaxeff_export.compiler.passes import BOUND, sources_of
-from jaxeff_export.compiler.tir import bytes_of, called_kernel, contains, statements_of
+from jaxeff_export.compiler.tir import TILE, bytes_of, called_kernel, contains, statements_of
 
 _PRODUCTS = {
     "llvm.x86.avx512.vpdpbusd.512": 64,
@@ -91,6 +91,19 @@ def reads_of(mod: tvm.IRModule) -> list[tuple[str, tuple[int, ...]]]:
             read = (sorted(numbers[v] for v in sources.get(a) or ()) for a in value.args[1].fields)
             calls.append((str(kernel.name_hint), tuple(n for each in read for n in each)))
     return calls
+
+
+def tiles_of(mod: tvm.IRModule) -> dict[str, tuple[int, ...]]:
+    """Reads which extents of its result registers hold at once, for each kernel of a product."""
+    tiles: dict[str, tuple[int, ...]] = {}
+    for name, kernel in mod.functions_items():
+        if isinstance(kernel, tirx.PrimFunc):
+            blocks: list[s_tir.SBlock] = []
+            tvm_ffi.structural_walk(kernel.body, (s_tir.SBlock, blocks.append))
+            for notes in (kernel.attrs or {}, *(block.annotations for block in blocks)):
+                if TILE in notes:
+                    tiles[str(name.name_hint)] = tuple(int(extent) for extent in notes[TILE])
+    return tiles
 
 
 def _calls(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, list[list[int]]]:

@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.tirx import Expr
 
 from jaxeff_export.compiler.passes import CHAINS
+from jaxeff_export.compiler.tir import TILE
 
 Index = Any  # an integer, or an expression of one
 
@@ -155,11 +156,20 @@ def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
 
 
 def function(
-    parameters: Sequence[tirx.Buffer], body: tirx.Stmt, products: int | None = 0
+    parameters: Sequence[tirx.Buffer],
+    body: tirx.Stmt,
+    products: int | None = 0,
+    tile: Sequence[int] = (),
 ) -> tirx.PrimFunc:
-    """Finishes a kernel; ``products`` is None if only the call tells their number."""
+    """Finishes a kernel.
+
+    ``products`` is None if only the call tells their number; ``tile`` has the extents of the result
+    that registers hold at once.
+    """
     # Opaque to fusion and marked as scheduled: TVM takes the statements as they are written.
     attributes = {"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8}
     if products is not None:
         attributes[CHAINS] = products
+    if tile:
+        attributes[TILE] = list(tile)
     return tirx.PrimFunc(list(parameters), body).with_attrs(attributes)

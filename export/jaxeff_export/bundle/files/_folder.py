@@ -107,6 +107,8 @@ class Manifest:
         bundles of older versions.
       calls: the kernels in the order they are called, each with the parameters of the artifact
         that it reads, laid out anew or not, as indices.
+      tiles: by kernel of a product the last extents of its result that registers hold at
+        once; empty in bundles of older versions.
       batches: batches of the pairs of inputs and outputs recorded for the self-check, the example's
         own first, where the batch may vary; empty where it is fixed, and one pair is recorded.
       verdict: what is known of the results beside their values, as it was given to `deploy`.
@@ -129,6 +131,7 @@ class Manifest:
     files: Mapping[str, Mapping[str, Any]] = field(repr=False)
     kernels: Mapping[str, Mapping[str, int]] = field(default_factory=dict, repr=False)
     calls: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), repr=False)
+    tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
     batches: tuple[int, ...] = ()
     verdict: str = ""
     state: tuple[str, ...] = ()
@@ -171,6 +174,7 @@ class Manifest:
                 "files": {name: dict(facts) for name, facts in self.files.items()},
                 "kernels": {name: dict(work) for name, work in self.kernels.items()},
                 "calls": [{"kernel": kernel, "reads": list(reads)} for kernel, reads in self.calls],
+                "tiles": {name: list(tile) for name, tile in self.tiles.items()},
                 **more,
                 # Said twice: an entry of a file that is lost is missed.
                 **({"unpacked": True} if UNPACKED in self.files else {}),
@@ -208,6 +212,7 @@ class Manifest:
         require_form(content.get("kernels", {}), MappingOf(_WORK), "kernels")
         require_form(content["files"], MappingOf(_FILE), "files")
         require_form(content.get("calls", []), [{"kernel": str, "reads": [COUNT]}], "calls")
+        require_form(content.get("tiles", {}), MappingOf([COUNT]), "tiles")
         require_form(content.get("batches", []), [COUNT], "batches")
         require_form(content.get("verdict", ""), str, "verdict")
         require_form(content.get("unpacked", False), bool, "unpacked")
@@ -239,6 +244,7 @@ class Manifest:
             files=content["files"],
             kernels=content.get("kernels", {}),
             calls=tuple((c["kernel"], tuple(c["reads"])) for c in content.get("calls", ())),
+            tiles={name: tuple(tile) for name, tile in content.get("tiles", {}).items()},
             batches=tuple(content.get("batches", ())),
             verdict=content.get("verdict", ""),
             state=tuple(content.get("state", ())),

@@ -1,6 +1,7 @@
 """Reads and builds tensor programs: loop nests, products, local buffers, entry points."""
 
 from jaxeff_export.compiler.tir._tir import FUSES_WHAT_FOLLOWS as FUSES_WHAT_FOLLOWS
+from jaxeff_export.compiler.tir._tir import TILE as TILE
 from jaxeff_export.compiler.tir._tir import Nest as Nest
 from jaxeff_export.compiler.tir._tir import becomes_locals as becomes_locals
 from jaxeff_export.compiler.tir._tir import bytes_of as bytes_of

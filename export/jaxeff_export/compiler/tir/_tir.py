@@ -41,6 +41,10 @@ def called_kernel(value: Any, *, in_place: bool = False) -> tvm.ir.GlobalVar | N
     return value.args[0] if calls else None
 
 
+TILE = "jaxeff.tile"
+"""Attribute of a kernel, or of a block: extents of its result that registers hold at once."""
+
+
 def map_kernels(
     mod: tvm.IRModule, rewrite: Callable[[tirx.PrimFunc], tirx.PrimFunc]
 ) -> tvm.IRModule:

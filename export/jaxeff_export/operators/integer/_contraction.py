@@ -69,9 +69,10 @@ def contraction(
     y = statements.declare(shape, epilogue.dtype, "y")
     make = kernel_of or ContractionBuilder
     kernel = make(geometry, dot, epilogue, tile, x, w, y, attributes.get("input_zero", 0))
+    sums = (tile.rows, tile.columns, tile.vectors * dot.lanes)
     kernel.write(sharing)
     products = geometry.batch * geometry.macs if isinstance(geometry.batch, int) else None
-    return statements.function([*buffers, y], kernel.code.finish(), products)
+    return statements.function([*buffers, y], kernel.code.finish(), products, sums)
 
 
 def words_of(geometry: layers.Geometry, dot: Dot) -> int:

@@ -41,6 +41,11 @@ _QUANTIZED = "quantized"
 _IN_LINES = ("windowed", "striding")
 """Kinds that copy lines of four channels before they write a row."""
 _VECTORS = "vectors"
+_TILES = {
+    **{"convolution": (1, 3, 2), _VECTORS: (1, 3, 2), "dense": (1, 1, 4), "depthwise": (1, 1, 4)},
+    **dict.fromkeys(_IN_LINES, (1, 2, 4)),
+}
+"""Rows, columns and features whose sums are in registers at once, by kind."""
 FIXED = "fixed"
 """Result of codes whose scales are multipliers of whole numbers and shifts."""
 _BYTES = 16  # of a vector
@@ -349,7 +354,7 @@ def dual_kernel(
         ]
         places.append((y, n * each))
         emit_call(code, form, places, strip, (0, math.prod(form.sizes[:2])))
-    kernel = function([*buffers, y], code.finish())
+    kernel = function([*buffers, y], code.finish(), tile=_TILES[form.kind])
     kernel = kernel.with_attr(_FORM, json.dumps(dataclasses.asdict(form)))
     kernel = _calling(kernel, form.function)
     width = np.dtype(dtype).itemsize
@@ -566,7 +571,8 @@ def _joined(
         written = n * features if totals else n * each + begin * features
         places = [*image, (band, n * 0), (rest[-1], n * 0), (y, written)]
         emit_call(code, other, places, strip, span)
-    kernel = function([x, *maker_operands, into, *rest[:-2], rest[-1], y], code.finish())
+    buffers = [x, *maker_operands, into, *rest[:-2], rest[-1], y]
+    kernel = function(buffers, code.finish(), tile=_TILES[other.kind])
     kernel = _calling(kernel, one.function, other.function)
     name = bb.add_func(kernel, "q_conv2d_with_shortcut")
     return bb.normalize(relax.call_tir(name, relax.Tuple(operands), reader.var.ty))
