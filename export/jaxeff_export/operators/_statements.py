@@ -167,7 +167,7 @@ def function(
     that registers hold at once.
     """
     # Opaque to fusion and marked as scheduled: TVM takes the statements as they are written.
-    attributes = {"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8}
+    attributes: dict[str, Any] = {"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8}
     if products is not None:
         attributes[CHAINS] = products
     if tile:
