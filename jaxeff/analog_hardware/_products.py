@@ -374,7 +374,6 @@ def crossbars(
 
     Raises:
         SpecError: As `jaxeff.program.resolve`.
-        ValueError: A site isn't linear, or has no weights.
     """
     settings = resolve(spec, program)
     for layer in program.sites:

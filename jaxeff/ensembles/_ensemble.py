@@ -93,7 +93,6 @@ def chosen_leaves(spec: Mapping[str, Members | None], params: Any) -> dict[str, 
     Raises:
         TypeError: The spec is none.
         SpecError: A pattern matches or decides no parameter, or two are equally specific for one.
-        ValueError: No leaf has members, a count is below one, or two counts differ.
     """
     check_settings(spec, Members, "so many members, such as Members(10)")
     for pattern, setting in spec.items():

@@ -107,7 +107,6 @@ def with_noise(
     """Gives a function its noise as a last argument; returns it with arguments, noise included.
 
     Raises:
-        ValueError: A model has no moments, or acts inside a loop or branch.
         SpecError: A pattern of the spec matches or decides no site, or two are equally specific.
     """
     means, named = jax.tree.map(

@@ -206,9 +206,6 @@ def within(budget: Budget, channels: dependencies.Channels, allowed: Mapping[str
     """Returns the plan that keeps as much as a budget allows.
 
     Groups that aren't `allowed` to lose any keep everything.
-
-    Raises:
-        PlanError: The budget is below the least that can be reached; the message states it.
     """
     # Both ends first: cost is monotone in the level, so a budget between them can be bisected.
     search = _Search(budget, channels, allowed)

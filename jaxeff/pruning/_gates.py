@@ -234,7 +234,6 @@ def gated_groups(channels: Channels, groups: Collection[str] | None) -> list[Gro
     """Returns the groups of some names, or all that can lose channels.
 
     Raises:
-        PlanError: One can't.
         KeyError: There is none of a name.
     """
     if groups is None:

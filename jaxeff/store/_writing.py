@@ -132,10 +132,6 @@ def require_replaceable(path: str | os.PathLike[str]) -> None:
     """Refuses a place whose content isn't that of a regular file, before it is written to.
 
     A file takes the place of what is there: of `/dev/full` as well, where one may.
-
-    Raises:
-      OSError: A device, a pipe, a folder or a socket is there, or a link to one or to what a
-        process has open (`/dev/stdout`); it is named.
     """
     try:
         status = os.lstat(path)

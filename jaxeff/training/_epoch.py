@@ -116,9 +116,6 @@ def full_loss(loss: Callable[..., Any]) -> Loss:
 
     A loss is ``loss(params, batch)`` or ``loss(key, params, batch)``, which return a scalar or
     (scalar, metrics), or has the full form, which stays as it is.
-
-    Raises:
-      TypeError: It takes another number of arguments.
     """
     try:
         parameters = list(inspect.signature(loss).parameters.values())

@@ -287,7 +287,6 @@ def read_tensors(source: Source) -> Tensors:
 
     Raises:
         FileNotFoundError: There is no such file.
-        WeightsError: A file is damaged or of a format that isn't read, or holds no numbers.
     """
     if isinstance(source, Mapping):
         return Tensors({str(name): _numbers(str(name), value) for name, value in source.items()})

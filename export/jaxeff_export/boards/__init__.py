@@ -44,9 +44,6 @@ def make_board(spec: str | Board, *, target: Mapping[str, Any] | None = None) ->
       spec: ``"local"``, ``"rpc://host:port"``, ``"rpc://host:port/key"``, ``"emulated"``,
         ``"emulated:<core>"`` or a `Board`.
       target: the target whose processor a bare ``"emulated"`` stands for, if one is emulated.
-
-    Raises:
-      BoardError: if the name has none of these forms.
     """
     if isinstance(spec, Board):
         return spec

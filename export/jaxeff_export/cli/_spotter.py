@@ -376,12 +376,7 @@ def train(
 
 
 def loaded(path: Path, params: Any, last: Any) -> tuple[Any, Any]:
-    """Gives the body and the last layer the tensors of a PyTorch `state_dict`, in its order.
-
-    Raises:
-        SignatureError: The file is no such thing, or a tensor is missing, left over or of another
-            shape; the message names it.
-    """
+    """Gives the body and the last layer the tensors of a PyTorch `state_dict`, in its order."""
     tensors = _tensors(path)
     theirs = list(dict.fromkeys(name.rpartition(".")[0] for name in tensors))
     ours = [*(f"0/layers/{n}" for n in sorted(params["layers"], key=int)), "1"]

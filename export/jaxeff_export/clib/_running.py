@@ -263,7 +263,6 @@ def execute(library: CLibrary, core: str, folder: Path) -> Execution:
     The program is built in `folder`, which is empty.
 
     Raises:
-        CLibraryError: if the emulator takes no plugins, or the program fails.
         ToolchainError: if a compiler or the emulator is missing.
     """
     for entry in library.folder.iterdir():

@@ -287,10 +287,6 @@ def evaluate_region(
     The region has one block of elementwise operations; `scope` takes the intermediate values. With
     `wide`, 16-bit floats are computed in 32 bits throughout, as reductions do; arguments and
     results are then float32 too.
-
-    Raises:
-        Unsupported: the region holds an operation that is not elementwise, or uses a value from
-            outside.
     """
     block = region.blocks[0]
     env: dict[ir.Value, Expr] = dict(zip(block.arguments, arguments, strict=True))

@@ -52,11 +52,7 @@ def functions_of(module: ir.Module) -> dict[str, ir.Operation]:
 
 
 def public_function(functions: Mapping[str, ir.Operation]) -> ir.Operation:
-    """Returns the function that a module is imported for.
-
-    Raises:
-        StableHLOParseError: there is no single public function with a body.
-    """
+    """Returns the function that a module is imported for."""
     public = [
         f
         for f in functions.values()
@@ -75,11 +71,7 @@ def public_function(functions: Mapping[str, ir.Operation]) -> ir.Operation:
 
 
 def refuse_endless_calls(function: ir.Operation, functions: Mapping[str, ir.Operation]) -> None:
-    """Checks that inlining all calls of ``function`` ends, and soon.
-
-    Raises:
-        UnsupportedOpError: it does not; names the call.
-    """
+    """Checks that inlining all calls of ``function`` ends, and soon."""
     # A function called many times is measured once, which keeps the check linear in the text.
     known: dict[str, _Inlined] = {}
     open_calls: set[str] = set()
@@ -274,11 +266,7 @@ def _set_dimension_size(op: ir.Operation, x: jax.Array, size: jax.Array) -> jax.
 
 
 def _constant(value: ir.Value) -> np.ndarray:
-    """Returns the integers that a value holds.
-
-    Raises:
-        Unsupported: they are not a constant.
-    """
+    """Returns the integers that a value holds."""
     owner: Any = value.owner
     if not isinstance(owner, ir.Block) and owner.operation.name == "stablehlo.constant":
         return np.array(owner.operation.attributes["value"])

@@ -158,11 +158,7 @@ def is_annotation(op: ir.Operation) -> bool:
 
 
 def node_name(op: ir.Operation, known_ops: Collection[str]) -> str:
-    """Returns the name under which a custom call's lowering is registered.
-
-    Raises:
-        Unsupported: there is none, or its matrices are not laid out as LAPACK has them.
-    """
+    """Returns the name under which a custom call's lowering is registered."""
     target = graph.attribute(op, "call_target_name")
     name = f"custom_call @{target}"
     if name not in known_ops:

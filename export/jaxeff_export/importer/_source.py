@@ -223,7 +223,6 @@ def load_module(source: Source) -> ir.Module:
 
     Raises:
         StableHLOParseError: the source cannot be read; the message says at which position.
-        TypeError: the source is of another type.
     """
     if isinstance(source, Exported):
         text = source.mlir_module().encode()

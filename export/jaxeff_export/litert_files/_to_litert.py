@@ -192,9 +192,6 @@ def evaluate_in_int8(
 
     Inputs are arrays, or tracers of what isn't known; `place` puts values on an int8 grid of their
     own range.
-
-    Raises:
-        LitertError: It reads codes in a way that LiteRT's operators can't.
     """
 
     def compute(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:

@@ -102,11 +102,7 @@ def _centred(weight: StoredWeight) -> np.ndarray:
 
 
 def requantized(values: np.ndarray, weight: StoredWeight) -> np.ndarray:
-    """Returns the integers nearest to floats, on the grid of stored ones.
-
-    Raises:
-        ValueError: The floats have another shape.
-    """
+    """Returns the integers nearest to floats, on the grid of stored ones."""
     if values.shape != weight.codes.shape:
         raise ValueError(
             f"restore: a weight that the file has as integers of shape {weight.codes.shape} can't "
@@ -196,9 +192,6 @@ def without_pairs(
     """Takes the pairs that products read out of a model.
 
     Returns it, and for each product, in order, the initializer that is its weight, and its grids.
-
-    Raises:
-        OnnxError: No product reads a pair and a weight on a grid that integer kernels take.
     """
     model = copy.deepcopy(model)
     file = _QuantizedGraph(model.graph)

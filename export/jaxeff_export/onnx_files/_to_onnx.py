@@ -183,11 +183,7 @@ _MODULAR = {
 
 
 def computed_in(primitive: Any, dtype: Any) -> np.dtype:
-    """Finds the dtype that an operand of a dtype is computed in.
-
-    Raises:
-        OnnxError: There is no kernel for it, nor for a wider dtype.
-    """
+    """Finds the dtype that an operand of a dtype is computed in."""
     kernels, name = _KERNELS.get(primitive, _MOST), np.dtype(dtype).name
     if name in kernels or primitive in _MOVES:
         return np.dtype(dtype)
@@ -262,11 +258,7 @@ _INDEXED: dict[Any, Callable[[int], range]] = {
 
 
 def require_runnable(model: Any) -> None:
-    """Reads a file back: by the format's checker, and by ONNX Runtime where that is installed.
-
-    Raises:
-        OnnxError: One of them refuses it; their words are quoted.
-    """
+    """Reads a file back: by the format's checker, and by ONNX Runtime where that is installed."""
     import onnx  # optional
 
     try:

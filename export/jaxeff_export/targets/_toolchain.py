@@ -194,12 +194,7 @@ def find_c_toolchain(target: Mapping[str, Any]) -> CToolchain:
 
 
 def require_hard_float(target: Mapping[str, Any]) -> None:
-    """Refuses a processor that computes floating-point numbers in software.
-
-    Raises:
-      TargetError: if LLVM knows no floating-point unit of it, or the interface passes no registers
-        of one.
-    """
+    """Refuses a processor that computes floating-point numbers in software."""
     from tvm.target import codegen
 
     machine = _target.target_machine(target)

@@ -202,10 +202,6 @@ def select_kernels(
     and pooling are only tuned if they are asked for by name, as MetaSchedule loses much time with
     the former and spoils the latter. Where `exclude` matches a name too, the more specific pattern
     decides (`jaxeff.program`).
-
-    Raises:
-      TuningError: if a pattern matches or decides no kernel, two that say the opposite are equally
-        specific, or no kernel is left.
     """
     functions = {
         key.name_hint: function

@@ -366,9 +366,6 @@ def check_grids(
 
     `quantizer` and `tensor` are the activations'; `dynamic` says whether open ranges are computed
     in every call.
-
-    Raises:
-        IntegerError: They do.
     """
     site, bits = tensor.site, operators.width(quantizer, f"{tensor.site}/{tensor.name}")
     if operators.largest_code(quantizer, tensor, shape) != operators.levels(bits):
@@ -395,11 +392,7 @@ def check_grids(
 def check_sums(
     site: str, depth: int, bits: int, weight: PackedWeight | SparseWeight, most: int
 ) -> None:
-    """Checks that int32 holds the sums of a layer, with a bias.
-
-    Raises:
-        IntegerError: It doesn't.
-    """
+    """Checks that int32 holds the sums of a layer, with a bias."""
     largest = operators.levels(bits) * weight.largest * most
     # The largest bias takes a quarter of int32.
     deepest = (3 * operators.LIMIT - 1) // largest

@@ -44,11 +44,7 @@ def data_movement(node: Node, *values: Any) -> list[Any]:
 
 
 def _custom(node: Node, *values: Any) -> list[Any]:
-    """Applies a function that moves entries and has a gradient of its own, with this gradient.
-
-    Raises:
-        TypeError: It does more: its moments aren't those of its parts one by one.
-    """
+    """Applies a function that moves entries and has a gradient of its own, with this gradient."""
     if not all(_only_moves(body) for body in _compat.sub_jaxprs(node.eqn)[:1]):
         raise TypeError("a function with a gradient of its own that does more than move entries")
     return data_movement(node, *values)
