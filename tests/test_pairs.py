@@ -172,32 +172,50 @@ def quantized_hand(site, plain):
     return run
 
 
-def rounded_moments(value):
-    """Moments of random weights that are rounded to four bits, by the probability of every code."""
+def rounded_moments(value, axis):
+    """Moments of what is random and rounded to four bits, by the probability of every code."""
     mean, var = value
-    low, high = (end(mean, 0, keepdims=True, initial=0.0) for end in (jnp.min, jnp.max))
+    low, high = (end(mean, axis, keepdims=True, initial=0.0) for end in (jnp.min, jnp.max))
     step = (high - low) / 15
     noise = jnp.sqrt(var) / step
     levels = (jnp.round(low / step) + jnp.arange(16.0).reshape(-1, 1, 1)) * step
+    exact, spread = at_levels(value, levels)
+    # Noise of more than a step moves the range as well, so that nothing is clipped.
+    return straight_through(
+        value,
+        (jnp.where(noise > 1, mean, exact), jnp.where(noise > 1, var + step**2 / 12, spread)),
+    )
+
+
+def at_levels(value, levels):
+    """Mean and variance of the nearest level to a Gaussian value."""
+    mean, var = value
     edges = (levels[1:] + levels[:-1]) / 2
     below = jax.scipy.stats.norm.cdf((edges - mean) / jnp.sqrt(var))
     ends = jnp.zeros_like(below[:1]), jnp.ones_like(below[:1])
     each = jnp.diff(jnp.concatenate([ends[0], below, ends[1]]), axis=0)
     exact = (each * levels).sum(0)
-    spread = (each * (levels - exact) ** 2).sum(0)
-    # Noise of more than a step moves the range as well, so that nothing is clipped.
-    found = jnp.where(noise > 1, mean, exact), jnp.where(noise > 1, var + step**2 / 12, spread)
-    return tuple(a + jax.lax.stop_gradient(b - a) for a, b in zip(value, found, strict=True))
+    return exact, (each * (levels - exact) ** 2).sum(0)
+
+
+def straight_through(value, moments):
+    """For derivatives moments stay what they were."""
+    return tuple(a + jax.lax.stop_gradient(b - a) for a, b in zip(value, moments, strict=True))
 
 
 def quantized_integrated(site, plain):
-    """The same inside of moments, where draws of weights are rounded."""
-    of_data = quantized_hand(site, lambda *values: values)
+    """The same inside of moments, where draws are rounded."""
+    certain = quantized_hand(site, lambda *values: values)
 
     def run(x, *rest):
-        if site not in ("fc1", "fc2") or not isinstance(rest[0], tuple):
-            return quantized_hand(site, plain)(x, *rest)
-        return plain(of_data(x, *rest)[0], rounded_moments(rest[0]), rest[1])
+        if site not in ("fc1", "fc2"):
+            return plain(x, *rest)
+        of_certain = certain(x, *rest)
+        data, kernel = (
+            rounded_moments(value, axis) if isinstance(value, tuple) else of_certain[i]
+            for i, (value, axis) in enumerate([(x, -1), (rest[0], 0)])
+        )
+        return plain(data, kernel, rest[1])
 
     return run
 
@@ -226,8 +244,13 @@ def photonic_hand(site, plain):
 
 def photonic_integrated(site, plain):
     """The same inside of moments, where light's ReLU is one more to integrate."""
-    read = photonic_hand(site, plain)
-    return lambda *values: read(relu(values[0])) if site == "mean" else plain(*values)
+
+    def read(value):
+        value = relu(value)
+        levels = jnp.arange(16.0).reshape(-1, *[1] * mean_of(value).ndim) * (6.8 / 15)
+        return plain(straight_through(value, at_levels(value, levels)))
+
+    return lambda *values: read(values[0]) if site == "mean" else plain(*values)
 
 
 def lora_hand(site, plain):

@@ -235,8 +235,7 @@ class Propagation:
     def _quantize(self, layer: Layer, values: Sequence[Any]) -> list[Any]:
         """Quantizes a random value; for derivatives rounding has slope one.
 
-        Of weights moments are those of rounded draws; activations vary over many steps, so that
-        their mean is rounded and their variance kept.
+        Moments are those of rounded draws where the values are evenly spaced.
         """
         random = [v for v in values if _values.is_random(v)]
         at_means = [v.mean if _values.is_random(v) else v for v in values]
@@ -249,11 +248,11 @@ class Propagation:
         if not self.differentiable:
             # Straight through: the value is rounded, the slope is one.
             mean = random[0].mean + jax.lax.stop_gradient(mean - random[0].mean)
-        if layer.outputs[0].is_data:
-            return [_values.Gaussian(mean, var)]
         rounded = _rounded(layer, at_means, random[0])
         if rounded is None:
-            self.gaps.setdefault(PATTERNS, _UNROUNDED)
+            # A layer that reads out light rounds downwards what it adds noise of its own to.
+            if not layer.outputs[0].is_data or any(n.primitive is p.round_p for n in layer.nodes):
+                self.gaps.setdefault(PATTERNS, _UNROUNDED)
             return [_values.Gaussian(mean, var)]
         mean += jax.lax.stop_gradient(rounded.mean - mean)
         return [_values.Gaussian(mean, var + jax.lax.stop_gradient(rounded.var - var))]
@@ -351,7 +350,7 @@ def _held(value: Any) -> Any:
 
 
 _UNROUNDED = _values.CovarianceGap(
-    "random weights are quantized to values that aren't evenly spaced; what rounding adds to their "
+    "random values are quantized to values that aren't evenly spaced; what rounding adds to their "
     "variance is left out, so that variances are several times too small where the noise is below "
     "the distance of values.",
     "Take calibrate_moments, a quantizer of evenly spaced values, or draws.",
@@ -411,8 +410,7 @@ def _rounded(
     reach = jnp.arange(-_REACH, _REACH + 1, dtype=code.dtype)
     reach = reach.reshape(-1, *[1] * x.ndim)
     y = jax.vmap(value_of)(cell[None] + reach)
-    # Beyond an end of the grid values are the same; further out than this none is ever left.
-    step = abs(jnp.diff(y, axis=0)).max(0)
+    step = _step(y, jax.vmap(value_of)(jnp.zeros_like(cell)[None] + reach[_REACH - 1 : _REACH + 2]))
     noise = jnp.sqrt(x.var) / jnp.where(step > 0, step, 1)
     known = (step > 0) & (noise > 0)
     edges = (cell - code)[None] + reach[:-1] + 0.5
@@ -435,6 +433,14 @@ def _rounded(
     wide = noise > 1
     mean = jnp.where(known, jnp.where(wide, x.mean + std * shift, mean), y[_REACH])
     return _values.Gaussian(mean, jnp.where(known, jnp.where(wide, clipped, var), 0))
+
+
+def _step(nearby: Array, around_zero: Array) -> Array:
+    """Returns the distance of values on a grid, from those of codes one after the other.
+
+    Beyond an end of the grid values are the same. Codes around zero are never all beyond one.
+    """
+    return jnp.maximum(*(abs(jnp.diff(y, axis=0)).max(0) for y in (nearby, around_zero)))
 
 
 def batched_leaves(program: Program, count: int) -> list[bool]:

@@ -336,9 +336,31 @@ def test_few_bits_have_the_moments_of_rounded_draws(method, noise):
     assert ((slope == 0) | (slope == 1)).all()
 
 
-def test_uneven_values_of_random_weights_are_told():
-    f, params = functional(MLP((16, 3), rngs=nnx.Rngs(0)))
-    g = jaxeff.quantized(f, {"*": LayerQuantization(weights=PowersOfTwo(4))})
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("noise", [0.02, 0.1, 1.0])
+def test_few_bits_of_activations_have_the_moments_of_rounded_draws(bits, noise):
+    """By 20,000 draws of every entry in float64; some means lie far outside the grid."""
+    x = jax.random.normal(jax.random.key(3), (1, 64)).at[0, :2].set(jnp.array([4.0, -4.0]))
+    spec = {"*": LayerQuantization(activations=LSQ(bits))}
+    f = lambda p, x: x @ p["w"]  # noqa: E731
+    start = {"w": jnp.eye(64)}
+    g = jaxeff.quantized(f, init(f, start, x.at[0, :2].set(0), spec))
+    given = Gaussian(x, jnp.full_like(x, noise**2))
+    ours = moments(g)(start, given)
+    draws = given.sample(jax.random.key(4), (20_000,))
+    y = np.asarray(jax.jit(lambda x: g(start, x))(draws[:, 0]), np.float64)
+    spread, step = y - y.mean(0), np.diff(np.unique(y)).min()
+    error = np.sqrt(np.maximum((spread**4).mean(0) - y.var(0) ** 2, 0) / 20_000)
+    rare = 20 * step / 20_000
+    assert (abs(ours.mean[0] - y.mean(0)) <= 5 * y.std(0) / 20_000**0.5 + rare).all()
+    assert (abs(ours.var[0] - y.var(0)) <= 5 * error + step * rare).all()
+
+
+@pytest.mark.parametrize("what", ["weights", "activations"])
+def test_uneven_values_of_random_weights_and_activations_are_told(what):
+    f, params = functional(MLP((16, 3, 3), rngs=nnx.Rngs(0)))
+    g = jaxeff.quantized(f, {"*": LayerQuantization(**{what: PowersOfTwo(4)})})
     with pytest.warns(jaxeff.MomentsWarning, match="aren't evenly spaced.*times too small"):
         moments(g)(posterior(params), X)
 
