@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 from command_line import call, refused
-from jaxeff_export import Bundle, export, target_names
+from jaxeff_export import BoardError, Bundle, export, target_names
+from jaxeff_export.boards import emulated
 from small_network import inputs, mlp, parameters
 
 
@@ -37,7 +38,7 @@ def test_help_names_the_commands_and_their_arguments():
     for command in (
         "compile", "inspect", "check", "run", "generate", "benchmark", "profile", "model", "report",
         "search", "spotter",
-        "targets", "boards", "prepare",
+        "targets", "boards", "prepare", "c", "tune",
     ):  # fmt: skip
         assert command in listed
         assert "--help" in call(command, "--help").stdout
@@ -156,6 +157,41 @@ def test_run(folder, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_c_library_is_written_and_what_it_takes_is_printed(deployed_mlp, tmp_path):
+    direct = deployed_mlp.export_c(tmp_path / "direct", name="net")
+    result = call("c", deployed_mlp.folder, tmp_path / "net", "--steps")
+    assert result.exit_code == 0, result.output
+    for what, size in direct.sizes.to_json().items():
+        assert f"{what}: {size:,} bytes\n" in result.stdout
+    calls = [line.split("│")[1:-1] for line in result.stdout.splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in row[:3]] for row in calls] == [
+        [step.kernel, f"{step.parameters:,}", f"{step.reads:,}"] for step in direct.steps
+    ]
+    header = (tmp_path / "net" / "net.h").read_text()  # named as the folder is
+    assert header == (tmp_path / "direct" / "net.h").read_text()
+    # Parameters in a file of their own, and the code as one file of C.
+    result = call("c", deployed_mlp.folder, tmp_path / "other", "--blob", "--source", "--name", "n")
+    assert result.exit_code == 0, result.output
+    files = {path.name for path in (tmp_path / "other").iterdir()}
+    assert files >= {"n.c", "n.h"}
+    assert not any(name.endswith(".a") for name in files)
+    # What doesn't fit leaves nothing behind.
+    assert refused(call("c", deployed_mlp.folder, tmp_path / "b", "--flash", "100"), "flash: ")
+    assert not (tmp_path / "b").exists()
+
+
+def test_preparing_says_each_step_and_its_failure(monkeypatch):
+    def prepared(progress):
+        progress("fetching one of two")
+        raise BoardError("apt-get failed:\nno network")
+
+    monkeypatch.setattr(emulated, "prepare", prepared)
+    result = call("prepare")
+    assert result.stdout == "fetching one of two\n"
+    assert refused(result, "error: apt-get failed: no network")
+
+
+@pytest.mark.slow
 def test_compile_an_artifact(artifact, folder, tmp_path):
     arrays = ("--arrays", artifact.with_suffix(".npz"))
     result = call("compile", artifact, tmp_path / "mlp", *arrays)
@@ -183,6 +219,8 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
         "    return lambda p, x: p + x, (jnp.ones(2), jnp.ones(3))\n"
         "def broken():\n"
         "    return {}['weights']\n"
+        "def swapped():\n"
+        "    return (jnp.float32(2),), lambda p: p\n"
         "def alone():\n"
         "    return lambda x: 2 * x, (jnp.arange(3.0),)\n"
     )
@@ -203,7 +241,12 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
     for source, place in (("unequal", "line 7, in <lambda>"), ("broken", "line 9, in broken")):
         failed = call("compile", f"my_models:{source}", "b")
         assert refused(failed, f"my_models.py, {place}: ")
+    # What it returned is named, in place of an error from wherever it goes next.
+    swapped = call("compile", "my_models:swapped", "b")
+    assert refused(swapped, "gives no (f, (parameters, *inputs)), but <class 'tuple'>")
     monkeypatch.delitem(sys.modules, "my_models")
+    (tmp_path / "unfinished.py").write_text("def f(:\n")
+    assert refused(call("compile", "unfinished:f", "b"), "(unfinished.py, line 1)")
 
 
 @pytest.mark.slow
@@ -231,6 +274,9 @@ def test_compile_a_function_of_a_module(tmp_path, monkeypatch):
         (("compile", "ARTIFACT", "b", "--arrays", "ARRAYS", "--target", "NOCPU"), "LLVM knows no"),
         (("compile", "ARTIFACT", "b", "--database", "nowhere"), "there is no folder nowhere"),
         (("compile", "ARTIFACT", ".", "--arrays", "ARRAYS"), "holds other files"),
+        (("compile", "ARTIFACT", "b", "--any-batch"), "is an artifact of fixed shapes"),
+        (("c", "BUNDLE", "b", "--ram", "1 GiB"), "'1 GiB' is no number of bytes"),
+        (("c", "BUNDLE", "b", "--style", "make"), "style"),
     ],
 )
 def test_failures_are_one_line(folder, artifact, tmp_path, monkeypatch, arguments, message):
