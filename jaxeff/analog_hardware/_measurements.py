@@ -250,8 +250,7 @@ def _singles(key: Any, query: chip.Query, design: Design) -> Singles:
         y = read_counts(query, noise, w, vectors)
         weights.append(np.asarray(w))
         counts.append(y.reshape(design.rows, len(levels), design.averages, -1).mean(2))
-    # The offset is subtracted from single rows, so its own error enters all of them: read
-    # often.
+    # The offset is subtracted from single rows, so its own error enters all of them: read often.
     silent = np.zeros((max(64, 2 * design.repeats), design.rows), np.int32)
     offset = read_counts(query, jax.random.fold_in(key, design.programs), weights[0], silent).mean(
         0
@@ -280,8 +279,7 @@ def _noise(key: Any, query: chip.Query, design: Design) -> NoiseMeasurement:
         a = np.asarray(random_inputs(vectors, design, different, active))
         y = read_counts(query, noise, w, np.repeat(a, design.repeats, 0))
         y = y.reshape(different, design.repeats, -1)
-        # Within repeats of one vector, then averaged over vectors: signals don't count as
-        # noise.
+        # Within repeats of one vector, then averaged over vectors: signals don't count as noise.
         variances.append(y.var(1, ddof=1).mean(0))
     return NoiseMeasurement(np.asarray(design.active), np.stack(variances))
 

@@ -119,9 +119,8 @@ def variance_of(crossbar: _crossbar.Crossbar, layer: Layer, values: Sequence[Any
             return _compat.bind(eqn, *operands)
         left, right = (x.astype(jnp.float32) for x in operands)
         product = _crossbar.as_product(layer.site, op, left, right)
-        # The variance of a sum over tiles is the sum of the tiles' variances: the same
-        # adding and restoring as for counts, without the clamp of digital sums, which is
-        # nonlinear.
+        # The variance of a sum over tiles is the sum of the tiles' variances: the same adding and
+        # restoring as for counts, without the clamp of digital sums, which is nonlinear.
         spread: list[Any] = []
         quiet = dataclasses.replace(crossbar, correction=None)
 

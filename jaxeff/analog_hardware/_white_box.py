@@ -155,8 +155,7 @@ def _fit(x: Any, y: Any, low: float, high: float, intervals: int) -> np.ndarray:
     bend = np.diff(np.eye(count), 2, axis=0) * np.sqrt(RIDGE * len(x))
     steps = np.tril(np.ones((count, count)))  # coefficients are sums of steps
     steps[:, 0] = 1
-    # Non-negative steps make the coefficients rise, and a B-spline with rising coefficients
-    # rises.
+    # Non-negative steps make the coefficients rise, and a B-spline with rising coefficients rises.
     design = np.concatenate([basis, bend]) @ steps
     target = np.concatenate([y, np.zeros(len(bend))])
     # The first coefficient may have any sign: two columns for it.
@@ -271,8 +270,7 @@ class WhiteBox(_WithNoise):
         rows, columns = weights.shape
         strength = jnp.asarray(self.strength, weights.dtype)[:, :rows, :columns]
         size = _looked_up(jnp.asarray(self.curve, weights.dtype), jnp.abs(weights))
-        # Excitatory and inhibitory synapses are different circuits: each sign has its own
-        # strength.
+        # Excitatory and inhibitory synapses are different circuits: each sign has its own strength.
         charge = jnp.sign(weights) * size * jnp.where(weights > 0, strength[0], strength[1])
         # At zero a weight has no sign, and yet a gradient: that of the mean of both signs.
         unit = jnp.asarray(self.curve[1] - self.curve[0], weights.dtype)

@@ -1,6 +1,6 @@
-"""Posteriors from elsewhere: from a file, of NumPyro and of Pyro.
+"""Posteriors as files, and those that NumPyro and Pyro fitted.
 
-A file is one of safetensors, without pickle:
+`save_posterior` writes safetensors, so no pickle runs when a file is read:
 
 ```python
 import jax
@@ -42,7 +42,8 @@ posterior = from_numpyro(guide, run.params)          # {"fc": {"kernel": Gaussia
 logits = jaxeff.moments(lambda p, x: x @ p["fc"]["kernel"])(posterior, x)   # a Gaussian, too
 ```
 
-Of Pyro the parameters suffice: `dict(pyro.get_param_store().items())`, or arrays of these names.
+Pyro needn't be installed: its parameters suffice, `dict(pyro.get_param_store().items())`, or arrays
+of the same names.
 
 ```python
 from jaxeff.bayes import from_pyro
@@ -151,8 +152,8 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
 
     Raises:
         FileNotFoundError: There is no such file.
-        CheckpointError: The file is damaged, holds no posterior, or one of another model; a
-            parameter that tells is named.
+        CheckpointError: The file is damaged, holds no posterior, or one of another model; then a
+            parameter that doesn't fit is named.
     """
     metadata, tree = load_metadata(path), load_pytree(path)
     kind = metadata.get("posterior")
@@ -281,7 +282,7 @@ def from_numpyro(
     params=core.instance_of(Mapping), like=core.parameter_tree, ignore=core.string_sequence
 )
 def from_pyro(params: Mapping[str, Any], like: Any, *, ignore: Sequence[str] = ()) -> Any:
-    """Reads the posterior of Pyro's `AutoNormal` (PyTorch), the source's road to the moment pass.
+    """Reads the posterior of Pyro's `AutoNormal` (PyTorch).
 
     Args:
         params: `dict(pyro.get_param_store().items())` with arrays or tensors, which has standard
@@ -303,9 +304,11 @@ def from_pyro(params: Mapping[str, Any], like: Any, *, ignore: Sequence[str] = (
         if match := _PYRO.fullmatch(name):
             tensor = value.detach().cpu().numpy() if hasattr(value, "detach") else value
             halves[match[1]][match[2]] = np.asarray(tensor)
-    names = halves["locs"].keys() ^ halves["scales"].keys()
-    if names or not halves["locs"]:
-        lacking = f"{sorted(names)} have only one of the two" if names else f"{sorted(params)}"
+    unpaired = halves["locs"].keys() ^ halves["scales"].keys()
+    if unpaired or not halves["locs"]:
+        lacking = (
+            f"{sorted(unpaired)} have only one of the two" if unpaired else f"{sorted(params)}"
+        )
         raise ValueError(
             f"from_pyro: params of an AutoNormal are *.locs.NAME and *.scales.NAME, but {lacking}"
         )
@@ -323,7 +326,7 @@ def from_pyro(params: Mapping[str, Any], like: Any, *, ignore: Sequence[str] = (
 
 
 def _joint(guide: Any, params: Mapping[str, Any], diagonal: bool) -> tuple[Any, Any]:
-    """Mean and variances of a guide of all sites at once, along one axis."""
+    """Reads mean and variances of a guide whose sites lie behind each other along one axis."""
     if isinstance(guide, autoguide.AutoDiagonalNormal):
         return _of(params, f"{guide.prefix}_loc"), _of(params, f"{guide.prefix}_scale") ** 2
     kinds = (autoguide.AutoMultivariateNormal, autoguide.AutoLowRankMultivariateNormal)

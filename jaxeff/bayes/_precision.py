@@ -293,8 +293,7 @@ def precision(structure: str, parts: Sequence[Array], examples: int, shape: Any)
         return diagonal(parts[0])
     if structure == "kron":
         (left, turn), (right, other) = (decompose(part) for part in parts)
-        # Both factors are sums over n examples; the product of the sums would count n
-        # twice.
+        # Both factors are sums over n examples; the product of the sums would count n twice.
         return Kron(left, turn, right / jnp.asarray(examples, right.dtype), other)
     values, vectors = decompose(parts[0])
     if structure == "outputs":

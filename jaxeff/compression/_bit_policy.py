@@ -220,8 +220,7 @@ def _tables(model: InWidths, args: Sequence[Any]) -> dict[str, dict[str, dict[st
     settings = settings_of(
         {site: numerics.LayerQuantization(Uniform(8), Uniform(8)) for site in sites}, program
     )
-    # A weight that two sites share has one table only if both use the same bits: leave it
-    # out.
+    # A weight that two sites share has one table only if both use the same bits: leave it out.
     shared = {layer.base for layer in program.sites if layer.occurrence}
     alone = {layer.site for layer in program.layers if layer.base not in shared} & set(settings)
     changed: set[Any] = set()  # by the bits of some site

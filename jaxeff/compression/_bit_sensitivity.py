@@ -228,8 +228,7 @@ def _squares(
             x = values[i]
 
             def square(bits: Any, x: Any = x, tensor: Any = tensor) -> Array:
-                # Over traced widths by `lax.map`: one program, and one array at a time in
-                # memory.
+                # Over traced widths by `lax.map`: one program, and one array at a time in memory.
                 error = method(bits).quantize(x, tensor) - x
                 return jnp.sum(jnp.square(error.astype(jnp.float32)))
 

@@ -127,8 +127,7 @@ def bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> list[Any]:
         **changed: Parameters that replace its own.
     """
     params = eqn.primitive.get_bind_params(eqn.params | changed)
-    # `bind` alone takes the location of this line; marks and error messages need the
-    # user's.
+    # `bind` alone takes the location of this line; marks and error messages need the user's.
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     with (
         source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
@@ -172,8 +171,7 @@ def derivatives(eqn: JaxprEqn) -> list[Derivative]:
     # Constants come before the differentiable operands; rules don't take them.
     operands = [("operand", i) for i in range(len(eqn.invars))][q["num_consts"] :]
     if "jvp_jaxpr_fun" in q:
-        # `False` per operand: no tangent is a symbolic zero, so the rule is the complete
-        # one.
+        # `False` per operand: no tangent is a symbolic zero, so the rule is the complete one.
         jaxpr, consts, zeros = q["jvp_jaxpr_fun"].call_wrapped(*(False for _ in operands))
         moving = [result for result, zero in zip(results, zeros, strict=True) if not zero]
         rule = ClosedJaxpr(jaxpr, consts)
@@ -197,8 +195,7 @@ def derivatives(eqn: JaxprEqn) -> list[Derivative]:
         moving[:] = [operand for operand, x in pairs if type(x) is not Zero]
         return [x for _, x in pairs if type(x) is not Zero]
 
-    # Traced once to find which operands get a cotangent: symbolic zeros don't leave a
-    # jaxpr.
+    # Traced once to find which operands get a cotangent: symbolic zeros don't leave a jaxpr.
     cotangents = [v.aval.to_ct_aval() for v in eqn.outvars]
     closed = jax.make_jaxpr(backward)(*avals, *cotangents)
     return [
@@ -234,8 +231,7 @@ def restated(eqn: JaxprEqn, restate: Callable[[Derivative], ClosedJaxpr]) -> dic
         changed["jvp_jaxpr_fun"] = lu.wrap_init(derivative, debug_info=info)
         return changed
 
-    # Cached: JAX asks for the forward and the backward pass separately, and each needs
-    # both.
+    # Cached: JAX asks for the forward and the backward pass separately, and each needs both.
     passes = functools.cache(lambda: [(d, restate(d)) for d in derivatives(eqn)])
 
     def forward(*nonzeros: bool) -> Any:
@@ -374,8 +370,7 @@ class _ExportComposite(Primitive):
     multiple_results = True
 
     def bind_with_trace(self, trace: Any, args: Any, avals: Any, params: Any, /) -> Any:
-        # Staged out: keep the call as an equation. Any other interpreter gets the body's
-        # equations.
+        # Staged out: keep the call as an equation. Any other interpreter gets the body's equations.
         if isinstance(trace, DynamicJaxprTrace):
             return super().bind_with_trace(trace, args, avals, params)
         with set_current_trace(trace):

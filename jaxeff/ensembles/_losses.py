@@ -154,8 +154,7 @@ class MemberLoss:
 
     def _each(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
         if self.likelihood == "categorical":
-            # A label out of range would read another class's logit: multiplied by NaN, it
-            # shows.
+            # A label out of range would read another class's logit: multiplied by NaN, it shows.
             each = optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
             each *= valid_labels(targets, outputs).astype(each.dtype)
             return each.reshape(len(each), -1).mean(1)  # over the tokens of an example, if any
@@ -281,8 +280,7 @@ def with_prior(f: Callable[..., Any], scale: Any = 1.0) -> Callable[..., Any]:
                 'with_prior: the parameters must be {"trained": ..., "prior": ...}, each those of '
                 "the network"
             )
-        # The random network must not be trained: neither its parameters nor through its
-        # outputs.
+        # The random network must not be trained: neither its parameters nor through its outputs.
         prior = jax.lax.stop_gradient(both["prior"])
         ours, random = (
             f(*args[:position], params, *args[position + 1 :], **kwargs)

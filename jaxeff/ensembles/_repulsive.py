@@ -280,9 +280,8 @@ class RepulsiveLoss:
         self, repelled: Repulsion, key: Any, params: Any, state: Any, batch: Any, step: Any
     ) -> tuple[Any, Any]:
         """Computes the loss with Stein's average of the members' gradients."""
-        # SVGD: each member follows the kernel-weighted mean of all members' gradients,
-        # sum_j k_ij grad_j / n. Only the gradient changes: the value stays that of the
-        # loss.
+        # SVGD: each member follows the kernel-weighted mean of all members' gradients, sum_j k_ij
+        # grad_j / n. Only the gradient changes: the value stays that of the loss.
         mean = repelled.kernel / self.g.count
         # The gradient is computed here and averaged: no other may pass to the parameters.
         held = jax.lax.stop_gradient((params, state))

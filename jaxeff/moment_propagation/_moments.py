@@ -389,8 +389,7 @@ class Sampling:
     ) -> DrawSums:
         """Evaluates the program at the means, as a draw of variance zero; sums are of no draws."""
         # Sums of offsets from the values at the means: sums of squares of the values themselves
-        # would cancel in float32.
-        # Zeros of NumPy: those of JAX are compiled for each shape.
+        # would cancel in float32. Zeros of NumPy: those of JAX are compiled for each shape.
         zero: Callable[..., Any] = np.zeros
         still = [
             replace(v, var=zero(v.shape, v.dtype)) if _values.is_gaussian(v) else v for v in values

@@ -140,14 +140,12 @@ def _sampled(
     if light.model != "physical":
         sigma = jnp.sqrt(jnp.maximum(_detectors(total, light, rails), TINY))
         return signed + sigma * jax.random.normal(read_key, signed.shape, signed.dtype)
-    # A signed weight is the difference of two rails: |w| x is the sum of both, w x the
-    # difference.
+    # A signed weight is the difference of two rails: |w| x is the sum of both, w x the difference.
     keys = jax.random.split(read_key)
     reading = _detected(keys[0], (total + signed) / 2, light)
     if rails == "two":
         reading -= _detected(keys[1], (total - signed) / 2, light)
-    # The reading has the gradient of the noiseless product (straight-through): counts
-    # have none.
+    # The reading has the gradient of the noiseless product (straight-through): counts have none.
     noiseless = product(cells, x)
     return jax.lax.stop_gradient(reading.astype(noiseless.dtype) - noiseless) + noiseless
 

@@ -148,9 +148,8 @@ def light_divergence(
     """
     _, largest = sigma_bounds(intensity, light)
     some = largest > 0
-    # KL between Gaussians of equal mean: (r^2 - 1)/2 - log r with the ratio r of
-    # deviations. An intensity without noise contributes nothing; both `where`s keep NaN out
-    # of its gradient.
+    # KL between Gaussians of equal mean: (r^2 - 1)/2 - log r with the ratio r of deviations. An
+    # intensity without noise contributes nothing; both `where`s keep NaN out of its gradient.
     ratio = jnp.where(some, noise_sigma(intensity, light) / jnp.where(some, largest, 1), 1)
     return (jnp.square(ratio) - 1) / 2 - jnp.log(ratio)
 

@@ -193,8 +193,7 @@ def effective_samples(
     core.check_number("time", time, 0, below=1)
     core.check_number("channel", channel, 0, below=1)
     core.check_number("excess", excess, 0, 1)
-    # The variance of a mean of n readings of an AR(1) process over that of n independent
-    # ones.
+    # The variance of a mean of n readings of an AR(1) process over that of n independent ones.
     apart = 1 + 2 * sum((1 - k / times) * time**k for k in range(1, times))
     common = 1 + (channels - 1) * channel
     # Only the light's share is correlated; shot and electronic noise average out as ever. Time and

@@ -157,8 +157,7 @@ def _shared_noise(
     noise *= jnp.sqrt(jnp.maximum(channel_variance, jnp.finfo(intensity.dtype).tiny))
     common = jax.random.normal(common_key, (*pulses.shape[:-1], 1), intensity.dtype)
     if light.remembers:
-        # Correlated slots: one Cholesky factor of [slots, slots], small, serves all
-        # activations.
+        # Correlated slots: one Cholesky factor of [slots, slots], small, serves all activations.
         root = jnp.linalg.cholesky(_light.slot_correlation(light, intensity.dtype))
         common = jnp.tensordot(root, common, 1)
     share = jnp.sqrt(jnp.asarray(light.channel / light.modes, intensity.dtype))

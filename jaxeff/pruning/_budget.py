@@ -219,9 +219,8 @@ def within(budget: Budget, channels: dependencies.Channels, allowed: Mapping[str
         )
     if unpruned <= share * unpruned:
         return search.plan(search.at(0))
-    # Thresholds remove from all groups at once, so there may be room for single blocks
-    # afterwards. Not for measurements: each would cost another, and noise decides between
-    # small steps.
+    # Thresholds remove from all groups at once, so there may be room for single blocks afterwards.
+    # Not for measurements: each would cost another, and noise decides between small steps.
     counts = search.least_level(share * unpruned)
     if what != "measured":
         counts = search.given_back(counts, share * unpruned)
@@ -242,8 +241,7 @@ class _Search:
         count = {"parameters": parameters, "macs": macs}.get(budget.of[0])
         self._count = None if count is None else count(channels)
         if budget.uniform:
-            # The shares at which some group's count changes: between two of them nothing
-            # does.
+            # The shares at which some group's count changes: between two of them nothing does.
             shares = {i / len(a.scores) for a in allowed.values() for i in range(len(a.scores))}
             self._thresholds = sorted(shares - {0.0})
         else:
@@ -298,9 +296,8 @@ class _Search:
 
     def given_back(self, counts: dict[str, int], limit: float) -> dict[str, int]:
         """Adds every block of channels that still fits, the highest scores first."""
-        # Greedy: the best next block that fits. A group whose block doesn't fit is closed,
-        # for room only shrinks; so there are at most as many cost evaluations as blocks and
-        # groups.
+        # Greedy: the best next block that fits. A group whose block doesn't fit is closed, for room
+        # only shrinks; so there are at most as many cost evaluations as blocks and groups.
         counts, open_ = dict(counts), set(counts)
         while open_:
             steps = {n: self._allowed[n].rounded(counts[n] + 1) for n in open_}

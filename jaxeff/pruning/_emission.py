@@ -108,8 +108,7 @@ class Emission:
     def _check(self, values: Sequence[Any], results: Sequence[dependencies.Axes]) -> None:
         """Checks that an equation's results have the shapes that its rule predicted."""
         for x, axes in zip(values, results, strict=True):
-            # A wrong rule must not give a wrong model: shapes are compared after each
-            # equation.
+            # A wrong rule must not give a wrong model: shapes are compared after each equation.
             if tuple(x.shape) != (left := tuple(map(self.size, axes))):
                 raise ValueError(f"it gives {tuple(x.shape)}, not {left}")
 

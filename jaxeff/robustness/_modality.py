@@ -260,8 +260,7 @@ def peaks(values: Float[Array | np.ndarray, "..."], *, scale: str = "linear") ->
     grid = np.linspace(low, high, GRID)
     density = np.pad(gaussian_kde(flat)(grid), 1)  # so that an end can be a peak
     tops, facts = find_peaks(density, prominence=LEAST_PROMINENCE * density.max())
-    # By prominence, not height: a shoulder of the main peak is high but hardly a peak of
-    # its own.
+    # By prominence, not height: a shoulder of the main peak is high but hardly a peak of its own.
     chosen = np.sort(tops[np.argsort(-facts["prominences"], kind="stable")[:2]])
     # A single peak is first and last at once, and the valley then is the peak: 1.
     first, last = chosen[0], chosen[-1]
@@ -304,8 +303,7 @@ def one_peak_pvalue(
     if (different := len(np.unique(flat))) < 10:
         raise ValueError(f"{different} different values have no density; 10 are needed.")
     flat = (flat - flat.mean()) / flat.std()
-    # Bisection: the number of peaks falls with the bandwidth of a Gaussian kernel
-    # (Silverman).
+    # Bisection: the number of peaks falls with the bandwidth of a Gaussian kernel (Silverman).
     low, high = 1e-3, 4.0
     for _ in range(_STEPS):
         middle = (low * high) ** 0.5

@@ -84,8 +84,7 @@ class Running(NamedTuple):
         """Updates the statistics by a batch."""
         number = self.number + len(x)
         mean, squares = x.mean(0), ((x - x.mean(0)) ** 2).sum(0)
-        # Chan's update of mean and squares by a batch: stable for features of very
-        # different sizes.
+        # Chan's update of mean and squares by a batch: stable for features of very different sizes.
         apart = mean - self.mean
         return Running(
             number,
@@ -325,8 +324,7 @@ def _walk(
             noise = noise * (1 - agent.reversion) + drawn
             explored = jnp.clip(mean + noise, 0, 1)
         else:
-            # A truncated normal instead of clipping: no probability piles up at the ends 0
-            # and 1.
+            # A truncated normal instead of clipping: no probability piles up at the ends 0 and 1.
             width = jnp.maximum(deviation, 1e-6)
             low, high = (0 - mean) / width, (1 - mean) / width
             explored = mean + width * jax.random.truncated_normal(key, low, high)
@@ -355,8 +353,7 @@ def _learn(
     """Puts an episode into the memory and updates the networks from it."""
     memory = agent._memory(shape[0])
     reward = jnp.asarray(reward, jnp.float32)
-    # Every step of an episode gets the episode's reward, as there is none before the
-    # measurement.
+    # Every step of an episode gets the episode's reward, as there is none before the measurement.
     following = jnp.concatenate([state.features[1:], jnp.zeros_like(state.features[:1])])
     goes_on = jnp.arange(shape[0]) < shape[0] - 1
     steps = {
@@ -364,8 +361,7 @@ def _learn(
         "next": following, "goes_on": goes_on.astype(jnp.float32),
     }  # fmt: skip
     first = state.episode == 0
-    # A moving mean is subtracted from rewards: only what is better than usual is
-    # reinforced.
+    # A moving mean is subtracted from rewards: only what is better than usual is reinforced.
     baseline = jnp.where(first, reward, state.baseline + agent.baseline * (reward - state.baseline))
     state = state._replace(
         memory=memory.add(state.memory, steps), seen=state.seen.add(state.features),

@@ -172,8 +172,7 @@ class _Early:
             or episode in self.known
         ):
             return
-        # One candidate per board: what agents can propose without having learned from the
-        # others.
+        # One candidate per board: what agents can propose without having learned from the others.
         last = min(episode + self.boards, self.problem.episodes)
         keys = [_keys(key, i)[0] for i in range(episode, last)]
         policies = [policy_of(one) for one in self.propose_many(keys, self.problem, memory)]

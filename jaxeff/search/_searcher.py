@@ -320,8 +320,7 @@ class Greedy(Setting):
         """Takes steps until half of the excess cost is saved, at least one, without measuring."""
         before, stronger = actions, self._stronger(problem, actions, closed)
         if problem.time is not None:
-            # Halfway in cost: the closer to the target, the smaller the steps between
-            # measurements.
+            # Halfway in cost: the closer to the target, the smaller the steps between measurements.
             least = (
                 cost_of_policy(problem, actions) + problem.target * problem.uncompressed_latency
             ) / 2

@@ -194,8 +194,7 @@ def run_epochs(
     history: History = []
     if checkpoint is not None and resume:
         like = carry  # it is bound anew
-        # One process reads; the others get what it read, so that all continue from the same
-        # epoch.
+        # One process reads; the others get what it read, so that all continue from the same epoch.
         stored = core.from_writer(
             lambda: _read(Path(checkpoint), like, None if resume == "force" else identity, epochs),
             together,

@@ -221,8 +221,7 @@ def describe_sweep(
     )
     # Shapes of a start are enough: its values follow from the key and `init`, described below.
     start = jax.eval_shape(begin, key)
-    # The setting is an input of the traced loss, not a constant: its values belong to the
-    # settings.
+    # The setting is an input of the traced loss, not a constant: its values belong to the settings.
     beside = start._replace(state=(setting, start.state))
 
     def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> Any:

@@ -352,8 +352,7 @@ def sweep(
                 jax.vmap(lambda seed: replicates.replicate_keys(key, seed))(row)
             )
             part = spread.replicated(jax.tree.map(lambda leaf: leaf[column], settings))  # noqa: B023
-            # The structure of a finished chunk, without training one: files are checked
-            # against it.
+            # The structure of a finished chunk, without training one: files are checked against it.
             like = jax.eval_shape(
                 lambda k, s: _cut(finish(k, start(k, s)), *shape), keys.start, part
             )

@@ -332,15 +332,15 @@ def train(
 
     def fit(f: Function, params: Any, share: float, rate: float, kinds: Any = "weights") -> Any:
         # An epoch of `fit` goes through all copies.
-        some = max(round(epochs * share / copies), 1)
-        schedule = optax.cosine_decay_schedule(rate, some * max(len(y) // BATCH, 1))
+        passes = max(round(epochs * share / copies), 1)
+        schedule = optax.cosine_decay_schedule(rate, passes * max(len(y) // BATCH, 1))
         # Adam moves each number alike: what moves a weight a little would take steps, which are
         # smaller the more bits there are, past zero.
         slow = optax.chain(optax.adam(schedule), optax.scale(0.1))
         optimizer = optax.partition({"weights": optax.adam(schedule), "steps": slow}, kinds)
         loss = training.cross_entropy(f)
         return training.fit(
-            key, loss, params, (x, y), optimizer=optimizer, epochs=some, batch_size=BATCH
+            key, loss, params, (x, y), optimizer=optimizer, epochs=passes, batch_size=BATCH
         ).params
 
     params, last = fit(lambda p, x: head(p[1], body(p[0], x)), (params, last), 1, 3e-3)

@@ -93,8 +93,7 @@ def mixing(values: Float[Any, "chains draws *shape"]) -> Mixing:
     chains, draws, *shape = np.shape(values)
     if draws < 4:
         raise ValueError(f"R-hat needs at least 4 draws of each chain, not {draws}")
-    # Split chains: one that drifts disagrees with itself. An odd draw in the middle is left
-    # out.
+    # Split chains: one that drifts disagrees with itself. An odd draw in the middle is left out.
     half = draws // 2
     flat = np.reshape(values, (chains, draws, -1))
     parts = [

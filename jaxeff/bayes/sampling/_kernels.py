@@ -298,8 +298,7 @@ def _blackjax_step(
     tuning: Tuning,
     length: Any,
 ) -> tuple[Point, Stats]:
-    # Log-density and gradient of the point are carried along: each step costs one new
-    # gradient.
+    # Log-density and gradient of the point are carried along: each step costs one new gradient.
     state = blackjax.mcmc.hmc.HMCState(*point)
     state, info = step(key, state, log_density, *tuning, length)
     return _moved(Point(*state), tuning, info)

@@ -172,8 +172,7 @@ def mcmc(
     # Checks come first: an error inside the compiled program would name no argument.
     scales = prior_scales(prior, params, f, *data[:-1], *shared)
     problem = jax.tree.map(jnp.asarray, _program.SamplingProblem(params, scales, data, shared))
-    # Vectorized chains all take as many steps as the longest trajectory: worth it on
-    # accelerators.
+    # Vectorized chains all take as many steps as the longest trajectory: worth it on accelerators.
     together = jax.default_backend() != "cpu" if vectorized is None else vectorized
     program = _program.CompiledSampler(f, likelihood, sampler, _mesh(chains, devices), together)
     # The starts have a key of their own: iterations depend on the other one only.

@@ -66,10 +66,10 @@ class Adaptation(NamedTuple):
 
 def phases(warmup: int) -> np.ndarray:
     """Schedules the phase of each iteration of warm-up."""
-    schedule = np.asarray(build_schedule(warmup), int).reshape(warmup, 2)
-    phase = np.where(schedule[:, 0] == 0, Phase.FAST, np.where(schedule[:, 1], 3, Phase.SLOW))
-    # The last iteration takes the averaged step size: single ones of dual averaging
-    # fluctuate.
+    # BlackJAX's schedule: by iteration, whether variances are gathered, and a window's end.
+    slow, ends = np.asarray(build_schedule(warmup), int).reshape(warmup, 2).T
+    phase = np.where(slow == 0, Phase.FAST, np.where(ends, Phase.WINDOW_END, Phase.SLOW))
+    # Single step sizes of dual averaging fluctuate: warm-up ends on their average.
     phase[-1:] = Phase.LAST
     return phase.astype(np.int32)
 
@@ -130,12 +130,11 @@ def update(
         state = slow(state)
         covariance, count, _ = jax.vmap(welford_final)(state.variances)
         if settings.pooled:
-            # The mean of the chains' own covariances: that of all draws together would
-            # count chains that have not met yet as posterior variance.
+            # The mean of the chains' own covariances: of all draws together it would count the
+            # distance between chains that have not met yet as posterior variance.
             covariance, count = pool_mean(covariance), chains * count[0]
         inverse_mass = _regularized(settings, covariance, count)
-        # A new metric changes what a good step size is: dual averaging starts anew from its
-        # average.
+        # A new metric changes what a good step size is: averaging starts anew, from its average.
         after = averaging_init(averaging_final(state.averaging))
         # Each window measures anew: the first ones saw the way to the bulk of the posterior.
         fresh = welford_init(positions.shape[1])
@@ -344,8 +343,7 @@ def _block(
     problem: SamplingProblem,
 ) -> tuple[Chains, BlockRecord]:
     iterate = _iteration(program, chains, key, problem)
-    # Records have the block's full length whatever `count` is: one compiled program for all
-    # blocks.
+    # Records are as long as the block whatever `count` is: one compiled program for all blocks.
     empty = jax.eval_shape(iterate, state, first, phases[0])[1]
     records = jax.tree.map(lambda a: jnp.zeros((len(phases), *a.shape), a.dtype), empty)
 
@@ -378,8 +376,7 @@ def _iteration(
         # With replacement: rows depend on the iteration alone, wherever a run resumes.
         rows = jax.random.randint(key, (size,), 0, examples)
         batch = jax.tree.map(lambda leaf: leaf[rows], problem.data)
-        # The mini-batch's log-likelihood times N / n is an unbiased estimate of that of all
-        # data.
+        # The mini-batch's log-likelihood times N / n estimates that of all data without bias.
         return partial(log_density, data=batch, weight=examples / size)
 
     def iterate(state: Chains, i: Array, phase: Array) -> tuple[Chains, BlockRecord]:
@@ -388,8 +385,7 @@ def _iteration(
         separate: tuple[Array, ...] = ()
         if adaptation is not None and adapts is not None:
             tuning = Tuning(adaptation.step_size, adaptation.inverse_mass)
-            # Pooled adaptation: tuning is closed over, one for all chains; else it is mapped
-            # with them.
+            # Pooled, one tuning for all chains is closed over; else each chain has its own.
             pooled, separate = (tuning, ()) if adapts.pooled else (None, tuning)
 
         def move(key: PRNGKeyArray, point: Any, *separate: Array) -> tuple[Any, Stats]:
@@ -411,8 +407,8 @@ def _iteration(
 
 
 def _keys(key: PRNGKeyArray, iteration: Array, index: Array) -> tuple[Any, Any]:
-    # Keys depend on the iteration's and the chain's number only: the same draws in blocks
-    # of any length, on any number of devices, and after a resume.
+    """Makes the key that all chains of an iteration share, and one for each chain."""
+    # Of numbers alone: the same draws in blocks of any length, on any devices, after a resume.
     of_iteration = jax.random.fold_in(key, iteration)
     of_chains = jax.vmap(lambda chain: jax.random.fold_in(of_iteration, 1 + chain))(index)
     return jax.random.fold_in(of_iteration, 0), of_chains

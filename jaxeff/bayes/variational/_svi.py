@@ -190,8 +190,7 @@ def make_loss(
         nll, divergence = of_outputs(outputs, targets), divergences.mean()
         weight = jnp.asarray(schedule(step), nll.dtype)
         metrics = {"nll": nll, "kl": divergence, "kl_weight": weight}
-        # Per example: the KL term belongs to the whole data set, so a batch's mean NLL gets
-        # KL / N.
+        # Per example: the KL term belongs to the whole data set, so a batch's mean NLL gets KL / N.
         return nll + weight / examples * divergence, (metrics, state)
 
     return loss
@@ -246,8 +245,7 @@ def train(
     core.check_count("particles", particles)
     examples = len(jax.tree.leaves(data)[0])
     steps = epochs * (examples // max(batch_size, 1))
-    # Annealed from zero: a full KL term pulls an untrained network to the prior before it
-    # fits.
+    # Annealed from zero: a full KL term pulls an untrained network to the prior before it fits.
     schedule = kl if callable(kl) else optax.linear_schedule(0.0, kl, max(steps, 1))
     optimizer = optax.adam(1e-3) if optimizer is None else optimizer
     loss = make_loss(f, guide, scales, of_outputs, schedule, examples, particles)
@@ -255,8 +253,7 @@ def train(
     def evaluate(train_state: TrainState) -> Mapping[str, Any]:
         return eval_fn(guide.posterior(train_state.params, scales)) if eval_fn else {}
 
-    # `fold_in` with a number that no epoch has: the start and the epochs draw
-    # independently.
+    # `fold_in` with a number that no epoch has: the start and the epochs draw independently.
     start = training.init(guide.start(jax.random.fold_in(key, START), params, stds), optimizer)
     identity = None
     if run.get("checkpoint") is not None:
@@ -338,8 +335,7 @@ def warn_if_collapsed(record: Mapping[str, Any], guess: float | None, size: int)
     ignores the inputs, None if it isn't known; `size` the number of random parameters.
     """
     nll, each = record["nll"], record["kl"] / size
-    # Collapsed means both: predictions that ignore the inputs, and a posterior that is the
-    # prior.
+    # Collapsed means both: predictions that ignore the inputs, and a posterior that is the prior.
     if guess is None or nll < guess - MARGIN or each > NEAR_PRIOR:
         return
     warnings.warn(

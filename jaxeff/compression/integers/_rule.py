@@ -316,8 +316,7 @@ class IntegerRule:
             _check_depth(layer.site, depth, operators.width(of_x, layer.site), bits)
             with _named(layer):
                 return _values.FloatValue(measured(of_x, x_tensor, to_float(values[x_at])))
-        # The codes of the input: taken as they are where the producer writes this grid
-        # already.
+        # The codes of the input: taken as they are where the producer writes this grid already.
         grid = operators.Codes.of(of_x, x_tensor)
         _check_depth(layer.site, depth, grid.bits, bits)
         # Scopes tell `summary` and `cost` the widths.

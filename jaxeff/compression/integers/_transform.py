@@ -217,8 +217,7 @@ class Integer:
                     "of one bit that are zeros alone in an output, which have no sign."
                 )
         shapes = tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)
-        # Only what layers in float read is kept beside the codes: the size of a converted
-        # network.
+        # Only what layers in float read is kept beside the codes: the size of a converted network.
         rest = {str(i): leaves[i] if abstract else jnp.asarray(leaves[i]) for i in kept}
         shared = _shared(arrays, weights)
         again = {use for use, *_ in shared}

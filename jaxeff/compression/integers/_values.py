@@ -402,8 +402,7 @@ class PendingProduct(IntegerValue):
             units = self._put("factor", lambda: 1 / self._constants[2])
             of_floats = {"shortcut": "float", "shortcut_zero": 0}
             return [self.shortcut.dequantize(), units], of_floats
-        # A shortcut in codes: (q - zero) * step / unit, added to the accumulator by its own
-        # factor.
+        # A shortcut in codes: (q - zero) * step / unit, added to the accumulator by its own factor.
         codes, grid = written
         attributes = {"shortcut": "codes", "shortcut_zero": grid.zero}
 

@@ -209,8 +209,7 @@ def _affine(
     numbers = []
     for array in (factor, shift):
         each, flat = array.reshape(-1), first.channels.reshape(-1)
-        # All entries of a channel must agree: otherwise no weight and bias can hold the
-        # numbers.
+        # All entries of a channel must agree: otherwise no weight and bias can hold the numbers.
         mean = np.bincount(flat, each) / np.bincount(flat)
         if not np.allclose(mean[flat], each, rtol=tolerance, atol=0):
             return None

@@ -122,8 +122,7 @@ def source(
     values = [env.get(v, zeros_like(v)) for v in at.layer.inputs]
     if jnp.finfo(leaves[bias.leaf].dtype).bits < _FULL:
         return Source(at, bias, _by_digits(at, bias, leaves[bias.leaf], channels), channels)
-    # The mean of channel numbers over the places that a bias entry adds to is that entry's
-    # channel.
+    # The mean of channel numbers over the places that a bias entry adds to is that entry's channel.
     labels = channels.astype(np.float32)
     entries = multiplication.mean_per_entry(
         at.layer, bias, biases[0], leaves[bias.leaf], values, labels
@@ -221,8 +220,7 @@ def _carried(
     labels: Labels | None = None
     for draw in range(_DRAWS):
         random = np.random.default_rng(draw // 2)
-        # Magnitudes over six decades: a clip, a GELU's knee or a shift shows at some of
-        # them.
+        # Magnitudes over six decades: a clip, a GELU's knee or a shift shows at some of them.
         x = 10.0 ** random.uniform(-3, 3, value.aval.shape)
         # What a ReLU stops with one sign, it lets through with the other.
         x = np.where((random.random(x.shape) < 0.5) == bool(draw % 2), x, -x)
@@ -231,8 +229,7 @@ def _carried(
         if drawn is None:
             return None
         labels = drawn if labels is None else labels
-        # Every draw must give the same channels; -1 (stopped by a ReLU) agrees with
-        # anything.
+        # Every draw must give the same channels; -1 (stopped by a ReLU) agrees with anything.
         if ((drawn != labels) & (drawn >= 0) & (labels >= 0)).any():
             return None
         labels = np.maximum(labels, drawn)

@@ -291,8 +291,7 @@ def side_by_side(
     run = SharedPrograms() if run is None else run
     exact = multiplication.parameter_values(program, leaves)
     quantized_env = dict(exact)
-    # Values are freed after their last reader: two copies of every activation are held
-    # otherwise.
+    # Values are freed after their last reader: two copies of every activation are held otherwise.
     last = {v: i for i, layer in enumerate(program.layers) for v in layer.inputs}
     for i, layer in enumerate(program.layers):
         if any(v not in exact for v in layer.outputs):

@@ -77,8 +77,7 @@ def origin(
     while value in makers:
         node = makers[value]
         moves = node.primitive in _MOVES and len(node.values) == 1
-        # A broadcast that repeats entries isn't invertible: allowed only where it is asked
-        # for.
+        # A broadcast that repeats entries isn't invertible: allowed only where it is asked for.
         if not moves or not (grows or node.values[0].aval.size == value.aval.size):
             return None
         nodes.append(node)
@@ -279,8 +278,7 @@ def _multiplication(
     index, source = weights[0], layer.inputs[weights[0]]
     operand = next((v for v in node.inputs if not _is_data(v)), None)
     inside = operand
-    # Conversions are allowed between the weight and the product: they keep entries and
-    # axes.
+    # Conversions are allowed between the weight and the product: they keep entries and axes.
     while inside is not source and inside in makers:
         maker = makers[inside]
         if maker.primitive not in CONVERSIONS:

@@ -351,8 +351,7 @@ def _learn(
     fraction = jnp.clip(codes - floor, 0.01, 0.99)
     v = -jnp.log((ZETA - GAMMA) / (fraction - GAMMA) - 1)  # h(v) is the fraction
     (v, _), _ = lax.scan(update, (v, optimizer.init(v)), jnp.arange(steps, dtype=w.dtype))
-    # h(V) is symmetric about V = 0, h(0) = 1/2: the sign decides, also where training has
-    # not.
+    # h(V) is symmetric about V = 0, h(0) = 1/2: the sign decides, also where training has not.
     return value((v > 0).astype(w.dtype))
 
 

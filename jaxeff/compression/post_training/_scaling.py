@@ -97,8 +97,7 @@ def awq(
     evaluate(program, measure, None, leaves)
     if not sites:
         raise ValueError("awq found no weights to quantize: no setting of the spec has any.")
-    # Where a linear layer comes before, scales go into its outputs and cost nothing at run
-    # time.
+    # Where a linear layer comes before, scales go into its outputs and cost nothing at run time.
     into: dict[str, LayerPair] = {}
     if fold:
         into = {pair.second.layer.site: pair for pair in pairs(program, leaves)}
@@ -164,8 +163,7 @@ def _search(
     best, lowest = np.ones(count, np.float32), np.inf
     for alpha in np.arange(points + 1) / points:
         scale = each**alpha
-        # Centered geometrically, as the authors' code does: only ratios between channels
-        # matter.
+        # Centered geometrically, as the authors' code does: only ratios between channels matter.
         scale = (scale / np.sqrt(scale.max() * scale.min())).astype(np.float32)
         here = float(run(error, scale, w, second))
         if here < lowest:

@@ -352,8 +352,7 @@ def _binary(w: Array) -> Array:
 
 
 def _squashed(w: Array, bits: numerics.Bits) -> Array:
-    # tanh limits the range before quantizing, so that single large weights don't set the
-    # scale.
+    # tanh limits the range before quantizing, so that single large weights don't set the scale.
     squashed = jnp.tanh(w)
     unit = squashed / numerics.safe_scale(2 * numerics.largest_magnitude(squashed))
     return 2 * _rounded(unit + 0.5, bits) - 1

@@ -420,8 +420,7 @@ class _ParameterBits:
         A weight that is used again in the same bits is stored once; parts of a leaf are others.
         """
         size = times * v.aval.size
-        # A slice of a leaf is its own entry: two layers that read different halves store
-        # both.
+        # A slice of a leaf is its own entry: two layers that read different halves store both.
         whole_leaves = [
             path for path in v.leaves if len(v.leaves) == 1 and size >= self.sizes[path]
         ]

@@ -321,8 +321,7 @@ def _used(nodes: Sequence[Node], outputs: Sequence[Atom]) -> list[Node]:
     needed = {v for v in outputs if isinstance(v, Value)}
     kept: list[Node] = []
     for node in reversed(nodes):
-        # An equation with effects (a print, a callback) stays, though nobody reads its
-        # results.
+        # An equation with effects (a print, a callback) stays, though nobody reads its results.
         if node.eqn.effects or any(v in needed for v in node.outputs):
             kept.append(node)
             needed.update(node.values)
@@ -401,8 +400,7 @@ class Layer:
     @property
     def op(self) -> Node | None:
         """The dot product or convolution of a linear or matmul layer."""
-        # A product of two weights (a low-rank factorization) may precede that with the
-        # data.
+        # A product of two weights (a low-rank factorization) may precede that with the data.
         for node in self.nodes:
             if node.primitive in prim.LINEAR and any(v.is_data for v in node.values):
                 return node

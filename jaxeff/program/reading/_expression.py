@@ -110,8 +110,7 @@ def known_number(eqn: Any, numbers: Sequence[float | None]) -> float | None:
         return numbers[0]
     if eqn.primitive not in prim.ELEMENTWISE:
         return None
-    # In the operand's dtype and by the primitive itself: the number is what the array would
-    # hold.
+    # In the operand's dtype and by the primitive itself: the number is what the array would hold.
     scalars = [np.asarray(n, v.aval.dtype) for n, v in zip(numbers, eqn.invars, strict=True)]
     with jax.ensure_compile_time_eval():
         return float(_compat.bind(eqn, *scalars)[0])
@@ -139,15 +138,13 @@ class SymbolicReader:
             return self.body(_compat.sub_jaxprs(eqn)[0], operands)
         if eqn.primitive in self.transparent:
             return list(operands)
-        # Before the rules: a domain may know a selection's cases and not what its condition
-        # means.
+        # Before the rules: a domain may know a selection's cases and not what its condition means.
         chosen = _chosen(eqn, operands)
         return self.apply(eqn, operands) if chosen is None else [chosen]
 
     def apply(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
         """Returns the symbols of the results of an equation that isn't a call."""
-        # Known numbers are kept beside arrays: an array may be a tracer, whose value can't
-        # be read.
+        # Known numbers are kept beside arrays: an array may be a tracer, whose value can't be read.
         if all(isinstance(o, Constant) for o in operands):
             arrays = _compat.bind(eqn, *(o.array for o in operands))
             number = known_number(eqn, [o.number for o in operands])

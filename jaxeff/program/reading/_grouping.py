@@ -101,8 +101,7 @@ def _state_updates(graph: Graph) -> set[Node]:
     updates: set[Node] = set()
     # Backwards, so that a node's readers are classified before the node itself.
     for node in reversed(graph.nodes):
-        # `None` among the readers is the function's own result: such a node computes a
-        # signal too.
+        # `None` among the readers is the function's own result: such a node computes a signal too.
         tagged = node.primitive is prim.NAME and node.params["name"].startswith(NEW_STATE_TAG)
         uses = set().union(*(readers[v] for v in node.outputs))
         if tagged or (uses and None not in uses and uses <= updates):
@@ -170,17 +169,15 @@ def _natural(nodes: Sequence[Node], readers: _regions.Readers) -> list[Layer]:
     root_of: dict[Value, Value] = {}
     statistics: set[Value] = set()
     free = set(nodes)
-    # A region is rooted at the one tensor all of its values are functions of. Statistics
-    # are values with fewer axes than the root (means, variances); they may be broadcast
-    # back to it.
+    # A region is rooted at the one tensor all of its values are functions of. Statistics are values
+    # with fewer axes than the root (means, variances); they may be broadcast back to it.
     regroupings = {n for n in nodes if _regions.regroups(n, readers, free)}
 
     for node in nodes:
         if node in taken:
             continue
         sources = _regions.sources_of(node)
-        # Two roots mean that the node combines two tensors (a residual sum): it starts a
-        # new layer.
+        # Two roots mean that the node combines two tensors (a residual sum): it starts a new layer.
         roots = {root_of.get(v, v) for v in sources}
         if node.primitive in prim.LINEAR:
             layers.append(_regions.linear_layer(node, readers, free, taken))
@@ -220,8 +217,7 @@ def _absorb_tags(layers: list[Layer], readers: _regions.Readers) -> list[Layer]:
         if not alone or not takes or readers[layer.inputs[0]] - set(layer.nodes):
             kept.append(layer)
             continue
-        # No other node reads the value, so the tag can replace it among the producer's
-        # outputs.
+        # No other node reads the value, so the tag can replace it among the producer's outputs.
         assert producer is not None
         producer.nodes += layer.nodes
         producer.outputs = tuple(
@@ -278,8 +274,7 @@ def _ordered(layers: Iterable[Layer], graph: Graph) -> list[Layer]:
     made_by = {v: layer for layer in pending for v in layer.outputs}
     done: list[Layer] = []
     placed: set[Layer] = set()
-    # Depth-first with an explicit stack: long chains of layers exceed Python's recursion
-    # limit.
+    # Depth-first with an explicit stack: long chains of layers exceed Python's recursion limit.
     stack = pending[::-1]
     while stack:
         layer = stack[-1]
@@ -464,8 +459,7 @@ def _function_name(layer: Layer, sizes: Counter[tuple[str, int]]) -> str:
         return "dropout"
     # A call that holds this layer and nothing else is named after what it does.
     calls = Counter(call for node in layer.nodes for call in node.calls)
-    # Equal counts mean that the call holds no other layer. The outermost one has the lowest
-    # number.
+    # Equal counts mean that the call holds no other layer. The outermost one has the lowest number.
     for name, _ in sorted((c for c in calls if calls[c] == sizes[c] >= len(nodes)), key=_by_id):
         if _is_name(name.strip("_")):
             return name.strip("_")

@@ -141,8 +141,7 @@ def _components(nodes: Sequence[Node], root: Value) -> list[list[Node]]:
 
 def _cut(nodes: Sequence[Node], root: Value) -> list[Segment]:
     """Returns the segments between the cuts of a connected component, the last ones apart."""
-    # Liveness: where a single value is live, everything after depends on it alone. That is
-    # a cut.
+    # Liveness: where a single value is live, everything after depends on it alone. That is a cut.
     last_use = {v: i for i, node in enumerate(nodes) for v in node.values}
     segments: list[Segment] = []
     live: set[Value] = {root}
@@ -224,12 +223,10 @@ def _joins(a: Segment, b: Segment, read_elsewhere: Collection[Value]) -> bool:
     # A sum and its division: a mean.
     if kinds == ("reduction", "elementwise"):
         return b.is_scaling and not b.owners
-    # Centering and scaling by the deviation are one layer, as long as only one module is
-    # read.
+    # Centering and scaling by the deviation are one layer, as long as only one module is read.
     if kinds == ("normalization", "normalization"):
         return not a.owners or not b.owners or a.owners == b.owners
-    # The affine part of a normalization reads the same module's parameters. A ReLU reads
-    # none.
+    # The affine part of a normalization reads the same module's parameters. A ReLU reads none.
     if kinds in {("normalization", "elementwise"), ("elementwise", "normalization")}:
         return bool(a.owners) and a.owners == b.owners
     if a.drops or b.drops:
@@ -263,8 +260,7 @@ def layer_of(
 ) -> Layer:
     """Returns a layer over nodes: reads what they don't produce, yields what others read."""
     members, produced = set(nodes), {v for n in nodes for v in n.outputs}
-    # Dictionaries keep the order of first use, so that a layer's inputs don't depend on
-    # hashes.
+    # Dictionaries keep the order of first use, so that a layer's inputs don't depend on hashes.
     inputs = dict.fromkeys(v for n in nodes for v in n.values if v not in produced)
     outputs = [v for n in nodes for v in n.outputs if readers[v] - members]
     if first is not None and first in outputs:

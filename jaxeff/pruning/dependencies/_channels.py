@@ -126,8 +126,7 @@ def grouped(
                 places_of.setdefault(dimension, []).append((value, number))
     sites = _sites(program, labels)
     groups: dict[_dimensions.Dimension, Group] = {}
-    # Positions (kernel taps, pixels) are no channels: they are left out rather than listed
-    # as held.
+    # Positions (kernel taps, pixels) are no channels: they are left out rather than listed as held.
     places_of = {
         d: places
         for d, places in places_of.items()
@@ -140,8 +139,7 @@ def grouped(
         )
         first = min(places, key=lambda place: _rank(place, sites.get(dimension, ())))
         name = f"{leaves[first[0]]}:{first[1]}"
-        # One axis may hold several groups (the parts of a concatenation): they are
-        # numbered.
+        # One axis may hold several groups (the parts of a concatenation): they are numbered.
         known = sum(group.name.split("#")[0] == name for group in groups.values())
         groups[dimension] = Group(
             name=f"{name}#{known}" if known else name,
@@ -197,8 +195,7 @@ def _entries(
     """Counts the entries of parameters that hold one index of a dimension."""
     total = 0
     for value in {v for v, _ in places}:
-        # One channel takes a slice along every axis that holds it: the product counts its
-        # entries.
+        # One channel takes a slice along every axis that holds it: the product counts its entries.
         sizes = [_multiplicity(axis, dimension) for axis in labels.of(value)]
         total += math.prod(sizes)
     return total
@@ -311,8 +308,7 @@ def read_channels(program: Program) -> Channels:
         reason = () if free else (_dimensions.INPUT,)
         labels.axes[value] = tuple(_dimensions.fresh(n, *reason) for n in sizes)
     read_program(program, labels, RULES)
-    # A removed channel's parameters are zero; everything else may be anything at its
-    # indices.
+    # A removed channel's parameters are zero; everything else may be anything at its indices.
     masked = {value for value in program.inputs if value.is_weight}
     nonzero = [frozenset() if v in masked else every(labels, v) for v in program.inputs]
     Crossing(labels).program(program, nonzero)

@@ -172,16 +172,14 @@ def convolution(eqn: Any, axes: Sequence[Axes], reader: ChannelReader) -> list[A
     batch, channels, *places = (axes[0][i] for i in of_image)
     out, inner, *taps = (axes[1][i] for i in of_kernel)
     reason = reader.reason(eqn)
-    # Positions and taps are paired by arithmetic on indices: removing one would shift the
-    # others.
+    # Positions and taps are paired by arithmetic on indices: removing one would shift the others.
     for axis in (*places, *taps):
         _dimensions.hold(axis, reason + _dimensions.PLACE)
     if groups == 1:
         _dimensions.unify(channels, inner, reason)
     else:
-        # A grouped convolution's channels are a product (group, channel in group). All
-        # groups lose the same inner channels, so that the kernel stays one rectangular
-        # array.
+        # A grouped convolution's channels are a product (group, channel in group). All groups lose
+        # the same inner channels, so that the kernel stays one rectangular array.
         group = _dimensions.fresh(groups)
         _dimensions.unify(channels, _dimensions.AxisProduct((group, inner)), reason)
         _dimensions.unify(
@@ -308,8 +306,7 @@ class Crossing:
         for axis in labels.numbers.averaged(eqn, inputs):
             reader.crosses(eqn, axis, _dimensions.MEAN)
         if primitive in prim.LINEAR:
-            # A product is zero at a removed index if either factor is: x_c w_c with w_c
-            # masked.
+            # A product is zero at a removed index if either factor is: x_c w_c with w_c masked.
             zero = (has[0] - nonzero[0]) | (has[1] - nonzero[1])
             right = labels.of(inputs[1])
             for i in ir.Contraction.of(eqn).summed(1):
@@ -372,8 +369,7 @@ class Crossing:
             return all(v is not None and v == 0 for v in values[1:])
         if any(v is None for v in values):
             return False
-        # Evaluated once per primitive and operands: f(0) decides for a whole region of
-        # layers.
+        # Evaluated once per primitive and operands: f(0) decides for a whole region of layers.
         key = (eqn.primitive, tuple(map(float, values)), str(eqn.params))
         if key not in self.zeros:
             operands = [np.asarray(v, a.aval.dtype) for v, a in zip(values, inputs, strict=True)]

@@ -346,16 +346,14 @@ def _removed_with_correction(
     ]
     left, order = list(range(dimension.size)), []
     while left:
-        # The cost of a block: tr(W_c^T ((H^-1)_cc)^-1 W_c), summed over the layers that
-        # read it.
+        # The cost of a block: tr(W_c^T ((H^-1)_cc)^-1 W_c), summed over the layers that read it.
         errors = [sum(s * _block(c, *state) for s, *state in states) for c in left]
         order.append(left.pop(int(np.argmin(errors))))
         for _, channel, inverse, w in states:
             inside = channel == order[-1]
             if inside.any():
-                # Block elimination: weights that stay take over what they can, and H^-1
-                # becomes the inverse of H without the block, in O(n^2) rather than by a new
-                # inversion.
+                # Block elimination: weights that stay take over what they can, and H^-1 becomes the
+                # inverse of H without the block, in O(n^2) rather than by a new inversion.
                 gain = inverse[:, inside] @ np.linalg.inv(inverse[np.ix_(inside, inside)])
                 w -= gain @ w[inside]
                 inverse -= gain @ inverse[inside]
@@ -420,8 +418,7 @@ def determinantal(
             spread = rows.std() or 1.0
             scale = 10 / (rows.shape[1] * spread**2) if beta is None else beta
             kernel = similarity(rows, scale) + epsilon * np.eye(len(rows))
-            # By name, not by position: a group's draw doesn't depend on which others there
-            # are.
+            # By name, not by position: a group's draw doesn't depend on which others there are.
             group_key = None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
             order = chosen(kernel, group_key)
             orders[name] = 1 - np.argsort(order).astype(np.float64) / len(order)

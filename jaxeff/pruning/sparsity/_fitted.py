@@ -213,8 +213,7 @@ def cheapest(removals: list[tuple[list[int], list[float]]], count: int) -> list[
 
 def refitted(h: np.ndarray, w: np.ndarray, gone: list[int]) -> np.ndarray:
     """Returns the optimal weights of an output without some: the result of all steps."""
-    # One solve instead of the accumulated updates: the same optimum without their rounding
-    # errors.
+    # One solve instead of the accumulated updates: the same optimum without their rounding errors.
     keep = np.ones(len(w), bool)
     keep[gone] = False
     new = np.zeros_like(w)

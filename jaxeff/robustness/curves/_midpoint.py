@@ -252,8 +252,7 @@ def fit_midpoint(
     missing = int((~np.isfinite(rows)).sum())
     note = f"{missing} of {rows.size} accuracies are NaN and were left out" if missing else ""
     try:
-        # Replicates are averaged before the fit: single rows may be too noisy to have a
-        # midpoint.
+        # Replicates are averaged before the fit: single rows may be too noisy to have a midpoint.
         midpoint = _fit(levels, _mean(rows), weights, scale, chance, least_drop)
     except _NoMidpointError as reason:
         none = (math.nan,) * 5
@@ -330,8 +329,7 @@ def _fit(levels: Any, mean: Any, weights: Any, scale: str, chance: Any, drop: fl
     # The last crossing: noise may make several near the middle.
     last = int(np.flatnonzero(above)[-1])
     bracket = (float(levels[last]), float(levels[last + 1]))
-    # Without a level on the slope, a logistic fits with any steepness and any midpoint
-    # between.
+    # Without a level on the slope, a logistic fits with any steepness and any midpoint between.
     inside = (mean < high - 0.1 * (high - low)) & (mean > low + 0.1 * (high - low))
     if not inside.any():
         return _step(bracket, float(np.mean(mean[above])), float(np.mean(mean[~above])), scale)
@@ -350,8 +348,7 @@ def _fit(levels: Any, mean: Any, weights: Any, scale: str, chance: Any, drop: fl
             f"{levels[-1]:g}",
             beyond if fit.mu > levels[-1] else below,
         )
-    # The fit must agree with the measurement: at its midpoint the curve has to be near its
-    # middle.
+    # The fit must agree with the measurement: at its midpoint the curve has to be near its middle.
     there, bottom = float(np.interp(fit.mu, levels, mean)), min(low, fit.a_min)
     is_inside = bracket[0] <= fit.mu <= bracket[1]
     if not is_inside and abs(there - (high + bottom) / 2) > LARGEST_GAP * (high - bottom):

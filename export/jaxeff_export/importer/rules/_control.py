@@ -368,8 +368,7 @@ def _update_in_place(body: HloGraph, i: int) -> HloNode | None:
         return None
     if node.operands[0] is not argument or node.operands[1].type.size == 0:
         return None
-    # Updates are copied in after all kernels: one that copies this very value would see it
-    # changed.
+    # Updates are copied in after all kernels: one that copies this very value would see it changed.
     handed_on = [o for v in body.outputs if v.node for o in v.node.operands[1:]]
     if argument in (*body.outputs, *handed_on) or body.outputs.count(output) > 1:
         return None
