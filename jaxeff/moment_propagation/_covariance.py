@@ -220,7 +220,7 @@ def _linearized(
         inputs = [_values.Gaussian(moved[v], x.var) if v in moved else x for v, x in known.items()]
         steps = dict(zip(stepped, noise, strict=True))
         # Of an owned layer its own variance, of a convolution what its taps read.
-        beside: dict[Layer, Array] = {}
+        beside: dict[Layer, Any] = {}
 
         def rule(layer: Layer, key: Any, *operands: Any) -> Any:
             outputs = propagation.layer({}, layer, key, *operands)

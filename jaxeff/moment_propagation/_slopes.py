@@ -61,20 +61,20 @@ class ConvolvedKernel:
     read: shared_kernels.PositionContraction
     layouts: tuple[Axes, Axes]
 
-    def windows(self, layer: Layer, operands: Sequence[Any]) -> Array:
+    def windows(self, layer: Layer, operands: Sequence[Any]) -> shared_kernels.Windows:
         """Reads what each tap reads at each position, of the mean image."""
         image = operands[layer.inputs.index(self.image)]
         mean = to_variance(image).mean if is_random(image) else image
         return self.read.windows(shared_kernels.canonical(mean, self.layouts[0]))
 
-    def slopes(self, windows: Array, steps: Array) -> Array:
+    def slopes(self, windows: shared_kernels.Windows, steps: Array) -> Array:
         """Computes slopes by the kernel, `[taps, in, groups, out of a group]`.
 
         `windows` are those that `windows` returns; `steps` are slopes by the convolution's result.
         """
         gate = shared_kernels.canonical(steps, self.layouts[1])
         # Means over positions times their number; examples that share the kernel add up.
-        return self.read.let_through(windows, gate).sum(0) * windows.shape[1]
+        return self.read.let_through(windows, gate).sum(0) * (gate[0].size // gate.shape[-1])
 
     def variances(self, kernel: Gaussian) -> Array:
         """Brings the kernel's variances to the form of its slopes."""

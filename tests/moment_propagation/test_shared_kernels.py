@@ -13,6 +13,7 @@ from jax import lax
 import jaxeff
 from jaxeff.adapters import LoRA, init_lora, lora
 from jaxeff.compression import Int, fold_batch_norm
+from jaxeff.core._jax_internals import sub_jaxprs
 from jaxeff.moment_propagation import (
     Gaussian,
     MomentsError,
@@ -618,6 +619,24 @@ class Net(nnx.Module):
             y = y * nnx.sigmoid(self.fc(y.mean((1, 2))) @ jnp.ones((3, 8)))[:, None, None]
         x = nnx.relu(x + y) if self.kind in {"residual", "maximum"} else nnx.swish(y)
         return self.fc(x.max((1, 2)) if self.kind == "maximum" else x.mean((1, 2)))
+
+
+def test_what_the_taps_of_a_depthwise_kernel_read_is_not_copied():
+    """Tap by tap nothing is larger than the padded image; copies for all taps were nine times."""
+    params = {"depth": random(3, 3, 1, 8), "again": random(3, 3, 1, 8)}
+    x = normal(2, 6, 6, 8)
+
+    def f(params, x):
+        x = nnx.relu(convolve(x, params["depth"], feature_group_count=8))
+        return nnx.relu(convolve(x, params["again"], feature_group_count=8)).mean((1, 2))
+
+    def sizes(jaxpr):
+        for eqn in jaxpr.eqns:
+            yield from (v.aval.size for v in eqn.outvars)
+            for inner in sub_jaxprs(eqn):
+                yield from sizes(inner.jaxpr)
+
+    assert max(sizes(jax.make_jaxpr(moments(f))(params, x).jaxpr)) <= 2 * 8 * 8 * 8
 
 
 def network(kind):
