@@ -3,13 +3,14 @@
     python -m experiments.beyond.tokens [--model smollm2]
 
 A small decoder of bytes learns the docstrings of Python's standard library. Then its last layer, or
-adapters beside the layers of its last block, become random or several; of docstrings it hasn't
-seen, other English, source code, other languages and scrambled letters every method says how sure
-it is of each next token. Judged by whether wrong tokens are those it is unsure of (AUROC, and the
-area under the risk-coverage curve), whether the mean over a sequence tells texts out of domain, and
-by the time of a prediction over that of the decoder alone, measured in turn. SmolLM2-135M (a
-package of the registry: `jaxeff.contrib.load_decoder`) takes the decoder's place where asked for,
-and isn't trained.
+adapters beside the layers of its last block, become random or several, by training or after it
+(`one_pass`), or the norms of its gradients are taken; of docstrings it hasn't seen, other English,
+source code, other languages and scrambled letters every method says how sure it is of each next
+token. Judged by whether wrong tokens are those it is unsure of (AUROC, and the area under the
+risk-coverage curve), whether the mean over a sequence tells texts out of domain, and by the time of
+a prediction over that of the decoder alone, measured in turn. SmolLM2-135M (a package of the
+registry: `jaxeff.contrib.load_decoder`) takes the decoder's place where asked for, and isn't
+trained.
 """
 
 import functools
@@ -25,6 +26,7 @@ from flax import nnx
 
 import jaxeff
 from experiments import margins
+from experiments.beyond.tokens.one_pass import Sure, gradient_norms, largest_noise, with_noise
 from experiments.beyond.tokens.texts import texts, windows
 from experiments.harness import (
     Claim,
@@ -73,7 +75,9 @@ class Settings(Training):
         rank: Rank of the adapters.
         curved: Sequences that curvatures are taken of.
         asked: Sequences of each text.
-        dear: Sequences of each text for moments by slopes, which take a pass per hidden unit.
+        dear: Sequences of each text for moments by slopes, which take a pass per hidden unit, and
+            norms of gradients, which take one per token.
+        tolerance: By what share adapters that are made random may raise the loss.
         samples: Draws of a prediction.
         members: Members of the ensemble.
         rounds: Rounds of the timing.
@@ -90,6 +94,7 @@ class Settings(Training):
     curved: Count = 500
     asked: Annotated[int, Least(2)] = 50
     dear: Annotated[int, Least(2)] = 8
+    tolerance: float = 0.003
     samples: Count = 20
     members: Annotated[int, Least(2)] = 4
     rounds: Count = 5
@@ -151,9 +156,16 @@ class Bench:
         g = lora(self.f, self.spec)
         return lambda params, x: g(params["frozen"], params["adapters"], x)
 
+    @functools.cached_property
+    def trained(self) -> Any:
+        """Adapters after training, beside the parameters that stay."""
+        loss = training.cross_entropy(self.adapted)
+        return self.adapt(training.fit, loss, self.adapters(self.key), self.train).params
+
 
 Forms = Iterator[tuple[str, tuple[Any, Any]]]
-"""How it predicts, and `logits(params, x)`: draws first, or Gaussian ones."""
+"""How it predicts, and `logits(params, x)`: draws first, Gaussian ones, or what it says itself."""
+NORMS = "norms of gradients"
 
 
 def _alone(bench: Bench) -> Forms:
@@ -175,15 +187,38 @@ def _head(bench: Bench) -> Forms:
 
 def _curved(bench: Bench) -> Forms:
     h, count = bench.adapted, bench.settings.samples
-    loss = training.cross_entropy(h)
-    trained = bench.adapt(training.fit, loss, bench.adapters(bench.key), bench.train).params
     # What training the adapters does by itself, without any posterior.
-    yield "its mean", (lambda p, x: h(p, x)[None], trained)
+    yield "its mean", (lambda p, x: h(p, x)[None], bench.trained)
     posterior = bayes.laplace(
-        bench.key, h, trained, bench.few, "*", "kron", only="adapters/*",
+        bench.key, h, bench.trained, bench.few, "*", "kron", only="adapters/*",
         batch_size=2 if _large(bench) else 20, draws=1,
     )  # fmt: skip
     yield "linear draws", (lambda p, x: p.linear_draws(bench.key, x, count), posterior)
+
+
+def _gradients(bench: Bench) -> Forms:
+    yield NORMS, (gradient_norms(bench.f), bench.params)
+
+
+def _widened(bench: Bench) -> Forms:
+    h, count = bench.adapted, bench.settings.samples
+    loss, keys = training.cross_entropy(h), jax.random.split(bench.key, count)
+
+    def posterior(params: Any, std: Any) -> Any:
+        return params | {"adapters": with_noise(params["adapters"], std)}
+
+    @jax.jit
+    def of_anchors(params: Any, std: Any) -> Any:
+        def drawn(key: Any) -> Any:
+            weights = bayes.draw(key, posterior(params, std))
+            return loss(None, weights, None, bench.few, 0)[0]
+
+        return jax.lax.map(drawn, keys).mean()
+
+    std = largest_noise(functools.partial(of_anchors, bench.trained), bench.settings.tolerance)
+    widest = posterior(bench.trained, std)
+    yield "draws", (lambda p, x: bayes.predict(bench.key, h, p, x, samples=count), widest)
+    yield "moments", (jaxeff.moments(h), widest)
 
 
 def _variational(bench: Bench) -> Forms:
@@ -205,14 +240,21 @@ def _members(bench: Bench) -> Forms:
     yield "", (g, bench.adapt(training.fit, ensembles.member_loss(g), start, bench.train).params)
 
 
+def is_dear(form: str) -> bool:
+    """Whether a way to predict takes many passes backward, so that few sequences are asked."""
+    return form == NORMS or "slopes" in form
+
+
 def _large(bench: Bench) -> bool:
     return bench.settings.model != "bytes"
 
 
 METHODS: dict[str, Callable[[Bench], Forms]] = {
     "decoder alone": _alone,
+    "decoder's gradients": _gradients,
     "Laplace, last layer": _head,
     "Laplace, adapters": _curved,
+    "TFB, adapters": _widened,
     "SVI, adapters": _variational,
     "ensemble of adapters": _members,
 }
@@ -248,8 +290,11 @@ def _asking(logits: Any) -> Callable[..., Any]:
 
     def one(params: Any, x: Any, y: Any) -> Any:
         out = logits(params, x[None])
-        parts = jax.tree.map(lambda a: a[0], u.token_uncertainty(out))
-        if isinstance(out, jaxeff.Gaussian):
+        parts = out if isinstance(out, Sure) else u.token_uncertainty(out)
+        parts = jax.tree.map(lambda a: a[0], parts)
+        if isinstance(out, Sure):
+            said = out.logs[0]
+        elif isinstance(out, jaxeff.Gaussian):
             said = jax.nn.log_softmax(u.probit_logits(out))[0]
         else:
             said = u.predictive_log_probs(out)[0]
@@ -266,8 +311,9 @@ def rows(run: Run[Settings], method: str) -> Iterator[Row]:
     for seed in range(settings.seeds):
         bench = _bench(settings, run, seed)
         for form, (logits, params) in METHODS[method](bench):
-            dear = "slopes" in form
-            # A backward pass for each of a hidden state's 576 numbers at every token.
+            dear = is_dear(form)
+            # A backward pass for each of a hidden state's 576 numbers at every token; of gradients
+            # one for each token, through all its weights.
             if dear and _large(bench):
                 continue
             count = settings.dear if dear else settings.asked
@@ -356,7 +402,7 @@ def over_alone(report: Report) -> Iterator[Row]:
     for (method, by), rows in each.items():
         if method == ALONE:
             continue
-        tokens = config["dear" if "slopes" in by else "asked"] * config["length"]
+        tokens = config["dear" if is_dear(by) else "asked"] * config["length"]
         values = [[(seed, row["total_auroc"]) for seed, row in one] for one in (rows, alone)]
         gains = margins.paired(*values)
         tie = margins.margin(gains)
