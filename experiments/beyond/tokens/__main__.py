@@ -7,14 +7,15 @@ adapters beside the layers of its last block, become random or several, by train
 (`one_pass`), or the norms of its gradients are taken; of docstrings it hasn't seen, other English,
 source code, other languages and scrambled letters every method says how sure it is of each next
 token. Judged by whether wrong tokens are those it is unsure of (AUROC, and the area under the
-risk-coverage curve), whether the mean over a sequence tells texts out of domain, and by the time of
-a prediction over that of the decoder alone, measured in turn. SmolLM2-135M (a package of the
-registry: `jaxeff.contrib.load_decoder`) takes the decoder's place where asked for, and isn't
-trained.
+risk-coverage curve), whether the mean over a sequence tells texts out of domain, and by the
+processor's time of a prediction over that of the decoder alone, measured in turn. SmolLM2-135M (a
+package of the registry: `jaxeff.contrib.load_decoder`) takes the decoder's place where asked for,
+and isn't trained.
 """
 
 import functools
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -374,7 +375,9 @@ def _price(bench: Bench, one: Callable[..., Any], params: Any) -> float:
         "alone": functools.partial(_asking(logits), posterior, x, y),
         "this": functools.partial(one, params, x, y),
     }
-    return interleaved(calls, bench.settings.rounds, relative_to="alone")["this"]["ratio"]
+    # Of the processor: other programs on the machine slow a call of a millisecond at random.
+    times = interleaved(calls, bench.settings.rounds, relative_to="alone", clock=time.process_time)
+    return times["this"]["ratio"]
 
 
 NAMES = ("accuracy", "nll", "total_auroc", "epistemic_auroc", "total_aurc", "epistemic_aurc",
