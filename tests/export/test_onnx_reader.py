@@ -398,6 +398,12 @@ def test_what_is_not_read_is_named(x):
     strange.graph.node[0].domain = "com.example"
     strange.opset_import.append(helper.make_opsetid("com.example", 1))
     refused(strange, r"Relu \(node 'n', operator set com.example 1\) isn't read", row)
+    refused(one("Relu"), "texts aren't read", np.asarray(["a", "b", "c", "d"]))
+    sparse = one("Add", names="x s")
+    values = numpy_helper.from_array(np.float32([2]), "s")
+    at = numpy_helper.from_array(np.int64([1]), "at")
+    sparse.graph.sparse_initializer.append(helper.make_sparse_tensor(values, at, [4]))
+    refused(sparse, "sparse initializers aren't read: store them dense", row)
 
 
 def test_damaged_and_hostile_files_are_refused(net, tmp_path):
@@ -464,6 +470,40 @@ def test_data_beside_the_model_are_read(net, x, tmp_path):
     assert len(list(tmp_path.iterdir())) > 1
     f, params = from_onnx(tmp_path / "net.onnx")
     np.testing.assert_allclose(f(params, x), want, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"offset": "far"}, "lies nowhere"),
+        ({"offset": "-4"}, "takes 864 bytes, and bytes -4 to 860"),
+        ({"offset": str(2**40)}, "which has 1228, aren't those"),
+        ({"length": "860"}, "takes 864 bytes"),
+        ({"data_type": 99}, "has no known dtype"),
+        ({"dims": [-8, 3, 3, -3]}, "has the shape"),
+        ({"dims": [2**20, 2**12]}, "at most 2 GiB are read"),
+    ],
+)
+def test_places_of_data_are_not_believed(net, tmp_path, changes, words):
+    onnx.save(net, tmp_path / "net.onnx", save_as_external_data=True, size_threshold=16)
+    model = onnx.load(tmp_path / "net.onnx", load_external_data=False)
+    tensor = next(t for t in model.graph.initializer if t.name == "layer1.0.weight")
+    entries = {entry.key: entry for entry in tensor.external_data}
+    for name, value in changes.items():
+        if name == "dims":
+            tensor.dims[:] = value
+        elif name == "data_type":
+            tensor.data_type = value
+        else:
+            entries[name].value = value
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    refused(tmp_path / "net.onnx", words)
+
+
+def test_a_file_beyond_protobufs_limit_is_not_read(tmp_path):
+    with (tmp_path / "net.onnx").open("wb") as file:
+        file.truncate(2**31)  # of zeros that take no place
+    refused(tmp_path / "net.onnx", "larger than 2 GiB: keep weights beside it")
 
 
 # ----------------------------------------------------------------------- ONNX's own node tests

@@ -414,10 +414,36 @@ def test_refusals_are_named(tmp_path):
     def by_two(w, x):
         return jax.lax.sort((x @ w, x @ w), num_keys=2)
 
-    for fn, words in ((drawn, "`random_.*draw outside and hand"), (by_two, "`sort` by more")):
+    refusals = {
+        "`random_.*draw outside and hand": drawn,
+        "`sort` by more": by_two,
+        "`and` of int32": lambda w, x: whole(x) & 3,
+        "`reduce_or` of integers": lambda w, x: jax.lax.reduce_or(whole(x), (0,)),
+        "more than two cases": lambda w, x: jax.lax.select_n(whole(x) % 3, x, 2 * x, 3 * x),
+        "pooling with dilation": lambda w, x: jax.lax.reduce_window(
+            x, -np.inf, jax.lax.max, (1, 2), (1, 1), "VALID", window_dilation=(1, 2)
+        ),
+        "`pad` between elements": lambda w, x: jax.lax.pad(x, 0.0, ((0, 0, 1), (0, 0, 0))),
+        "convolution with negative padding": lambda w, x: jax.lax.conv_general_dilated(
+            x[None], w[None], (1,), [(-1, 0)], dimension_numbers=("NWC", "WIO", "NWC")
+        ),
+    }
+    for words, fn in refusals.items():
         with pytest.raises(OnnxError, match=words):
             to_onnx(fn, (W, np.ones((2, 3), np.float32)), path)
     assert not path.exists()
+
+
+def test_a_half_rounds_away_from_zero_and_nothing_else_does(tmp_path):
+    """Just below a half, and where a half is no number of its own, as at 2^23 + 1."""
+    x = np.float32([0.5, 1.5, 2.5, np.nextafter(np.float32(0.5), 0), 2**23 + 1, 2**22 + 0.5, 7e37])
+    x = np.stack([x, -x])
+    rounded = lambda _, x: jax.lax.round(x, jax.lax.RoundingMethod.AWAY_FROM_ZERO)  # noqa: E731
+    file = to_onnx(rounded, (W, x), tmp_path / "f.onnx")
+    session = pytest.importorskip("onnxruntime").InferenceSession(tmp_path / "f.onnx")
+    (ours,) = session.run(None, {file.inputs[0]: x})
+    np.testing.assert_array_equal(ours, np.sign(x) * np.floor(np.abs(x.astype(np.float64)) + 0.5))
+    np.testing.assert_array_equal(ours, rounded(W, x))
 
 
 def test_a_key_that_is_known_is_drawn_from_once(tmp_path):

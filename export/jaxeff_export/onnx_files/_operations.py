@@ -48,8 +48,11 @@ def _logical(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
 def _round(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
     if eqn.params["rounding_method"] is jax.lax.RoundingMethod.TO_NEAREST_EVEN:
         return g.emit("Round", values)
-    half = np.asarray(0.5, eqn.outvars[0].aval.dtype)
-    size = g.emit("Floor", [g.emit("Add", [g.emit("Abs", values), half])])
+    size, one = g.emit("Abs", values), _one(eqn)
+    below = g.emit("Floor", [size])
+    # The difference is exact; a sum with a half would round, just below it and beyond 2^23.
+    up = g.emit("GreaterOrEqual", [g.emit("Sub", [size, below]), one / 2])
+    size = g.emit("Where", [up, g.emit("Add", [below, one]), below])
     return g.emit("Mul", [g.emit("Sign", values), size])
 
 
