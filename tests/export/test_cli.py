@@ -191,6 +191,33 @@ def test_preparing_says_each_step_and_its_failure(monkeypatch):
     assert refused(result, "error: apt-get failed: no network")
 
 
+def test_a_defect_keeps_its_traceback(monkeypatch):
+    def broken(progress):
+        raise ZeroDivisionError("no error of this package")
+
+    monkeypatch.setattr(emulated, "prepare", broken)
+    result = call("prepare")
+    assert isinstance(result.exception, ZeroDivisionError)
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        (("--folder", "kept"), "what was measured is in kept"),
+        ((), "nothing was kept (--folder)"),
+    ],
+)
+def test_a_search_that_is_stopped_says_what_is_kept(monkeypatch, more, kept):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxeff_export.cli._searching._search", stopped)
+    result = call("search", "module:function", "bundle", *more)
+    assert result.exit_code == 130
+    assert result.stderr == f"error: stopped; {kept}\n"
+
+
 @pytest.mark.slow
 def test_compile_an_artifact(artifact, folder, tmp_path):
     arrays = ("--arrays", artifact.with_suffix(".npz"))
