@@ -98,7 +98,7 @@ def names(library: str) -> Sequence[str]:
         ImportError: The library isn't installed.
     """
     if library == "torchvision":
-        models = importlib.import_module("torchvision.models")
+        models = _torchvision_models()
         listed: Sequence[str] = models.list_models(module=models)
         return listed
     if library == "keras":
@@ -122,13 +122,27 @@ def _images(channels_last: bool, size: int) -> tuple[jax.ShapeDtypeStruct]:
     return (jax.ShapeDtypeStruct(shape, jnp.float32),)
 
 
+def _torchvision_models() -> Any:
+    """Imports torchvision's models, also of a wheel for CUDA under PyTorch for processors."""
+    try:
+        return importlib.import_module("torchvision.models")
+    except RuntimeError:
+        # Its compiled operators don't load there. Only detectors call them, but these two have to
+        # be declared for the import to succeed.
+        library = importlib.import_module("torch.library")
+        for operator in ("nms", "qnms"):
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            library.define(f"torchvision::{operator}", schema)
+        return importlib.import_module("torchvision.models")
+
+
 def _of_torchvision(name: str) -> Built:
-    models = importlib.import_module("torchvision.models")
-    model = models.get_model(name, weights=None).eval()
+    model = _torchvision_models().get_model(name, weights=None).eval()
     return model, _images(False, 299 if name == "inception_v3" else 224)
 
 
 def _of_timm(name: str) -> Built:
+    _torchvision_models()  # timm imports it
     model = importlib.import_module("timm").create_model(name, pretrained=False).eval()
     return model, _images(False, model.default_cfg["input_size"][-1])
 
