@@ -63,7 +63,7 @@ def _assembler(function: DualFunction) -> tuple[str, str] | None:
         # The second feature's sums are 256 times too large.
         down = f'"asr #{_BYTE - finer}"' if finer < _BYTE else f'"lsl #{finer - _BYTE}"'
         name = f"strip_{finer}" + (f"_of_{bits}" if bits < _BYTE else "")
-        sums = f"BEGUN, TURN3_OF_{bits}" if bits < _BYTE else "ZEROS, TURN3 TURN3"
+        sums = f"FEW_BITS({bits})" if bits < _BYTE else "WHOLE_WORDS"
         return name, f"STRIP({name}, {up}, {down}, {sums});"
     if function.kind in _LINES:
         name = f"row_{function.kind}_{finer}"

@@ -4,8 +4,8 @@ Registers are few there, so the loops are written by hand, in C and assembler th
 brings (`clib/codegen/templates/dual.c.in`): one function for all layers of a form, with its sizes
 as arguments. Two features share a word of weights, 256 times the second plus the first, so that a
 load serves four products. Weights of up to four bits lie in half the bytes, of two bits in a
-quarter, as numbers from zero up: what that adds to sums is taken off where they begin. Vectors are
-of 16 products of one feature. What these functions don't take stays a kernel of its own
+quarter and of one bit (-1 and 1) in an eighth, as numbers from zero up: what that adds to sums is
+taken off where they begin. Vectors are of 16 products of one feature. What these functions don't take stays a kernel of its own
 (`_contraction.py`): windows of maxima, groups, dilation, shortcuts with fixed-point factors.
 
 A projected shortcut is a product of its own, and its results are floats: four bytes each, the
@@ -54,7 +54,7 @@ _QUARTER = 4
 _MOST = 2**23
 """Sums of a word's second feature are below it, since they lie in the upper 24 bits."""
 _WHOLE = 8
-_PACKED = {1: 2, 2: 2, 3: 4, 4: 4}
+_PACKED = {1: 1, 2: 2, 3: 4, 4: 4}
 """Bits that weights of few bits take, by theirs."""
 _FEW = 2
 """Examples of a dense layer up to which its weights are read for one at a time."""
@@ -215,7 +215,7 @@ def dual_weights(
     if form.kind == _VECTORS:
         return _in_vectors(bb, w, depth, form.function.bits)
     words = 2 if form.kind == "dense" else 1  # of a step
-    blocks, turns = -(-features // (2 * words)), -(-depth // _GROUP)
+    blocks, turns = -(-features // (2 * words)), _turns(form.kind, depth, form.function.bits)
 
     def one(w: te.Tensor, turn: Any, pair: Any, half: Any, feature: Any) -> Any:
         # Codes 0 and 2 of four are a pair, then 1 and 3, as `uxtb16` finds them.
@@ -236,23 +236,37 @@ def dual_weights(
         """Lays the bytes of so many words that follow each other into those of one."""
         several = _WHOLE // form.function.bits
 
-        def element(block: Any, turn: Any, held: Any, byte: Any) -> Any:
+        def element(block: Any, held: Any, byte: Any) -> Any:
             total: Any = tirx.const(0, "int32")
             for n in range(several):
-                place = held * several + n  # of the word in its turn
-                pair, word = tirx.indexdiv(place, words), tirx.indexmod(place, words)
+                place = held * several + n  # of the word in its block
+                turn, inside = (f(place, _QUARTER * words) for f in (tirx.indexdiv, tirx.indexmod))
+                pair, word = tirx.indexdiv(inside, words), tirx.indexmod(inside, words)
                 feature = (block * words + word) * 2 + tirx.indexmod(byte, 2)
                 code = one(w, turn, pair, tirx.indexdiv(byte, 2), feature)
-                # From zero up, so that no sign reaches into the next one's bits.
-                raised = code + tirx.const(2 ** (form.function.bits - 1), "int32")
-                total = total + raised * tirx.const(2 ** (form.function.bits * n), "int32")
+                total = total + _raised(code, form.function.bits, n)
             return tirx.Cast("uint8", total)
 
-        return te.compute((blocks, turns, _QUARTER * words // several, 4), element, name="squeezed")
+        size = (blocks, turns * _QUARTER * words // several, 4)
+        return te.compute(size, element, name="squeezed")
 
     if form.function.bits < _WHOLE:
         pack = squeeze
     return bb.emit_te(pack, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
+
+
+def _turns(kind: str, depth: int, bits: int) -> int:
+    """Counts turns of products: a convolution's word of one bit has those of two."""
+    turns = -(-depth // _GROUP)
+    return turns + turns % 2 if kind == "convolution" and bits == 1 else turns
+
+
+def _raised(code: Any, bits: int, place: int) -> Any:
+    """Writes a weight from zero up, so that no sign reaches into the next one's bits of a byte."""
+    raised = code + tirx.const(2 ** (bits - 1), "int32")
+    # -1 and 1 are 0 and 2, of which the upper bit tells.
+    raised = raised >> tirx.const(1, "int32") if bits == 1 else raised
+    return raised * tirx.const(2 ** (bits * place), "int32")
 
 
 def _place(shape: Sequence[int], along: Any) -> list[Any]:
@@ -292,18 +306,17 @@ def _in_vectors(bb: relax.BlockBuilder, w: relax.Expr, depth: int, bits: int) ->
     apart = 2 if bits == _WHOLE else 1
 
     def pack(w: te.Tensor) -> te.Tensor:
-        def one(along: Any, feature: Any) -> Any:
+        def one(along: Any, feature: Any, n: int) -> Any:
             inside = tirx.all(feature < features, along < depth)
             weight = tirx.Cast("int32", w(*_place(shape, along), feature))
             # Products of bytes are of two with a sign or of two without, as the data's are.
-            raised = weight + tirx.const(2 ** (bits - 1), "int32")
-            return tirx.if_then_else(inside, raised, tirx.const(0, "int32"))
+            return tirx.if_then_else(inside, _raised(weight, bits, n), tirx.const(0, "int32"))
 
         def element(block: Any, turn: Any, place: Any, byte: Any) -> Any:
             along, first = turn * _BYTES + byte, (block * apart + place) * several
             total: Any = tirx.const(0, "int32")
             for n in range(several):
-                total = total + one(along, first + n) * tirx.const(2 ** (bits * n), "int32")
+                total = total + one(along, first + n, n)
             return tirx.Cast("uint8", total)
 
         size = (-(-features // (apart * several)), -(-depth // _BYTES), apart, _BYTES)
@@ -456,7 +469,7 @@ def strip_words(form: DualForm) -> int:
         return 8 * ((columns + 1) * right + 2)
     if form.kind == _VECTORS:
         return 3 * -(-high * wide * channels // _BYTES) * _BYTES // _QUARTER  # three pixels' bytes
-    turns = -(-high * wide * channels // _GROUP)
+    turns = _turns(form.kind, high * wide * channels, form.function.bits)
     if form.kind == "depthwise":
         return high * wide + channels // _QUARTER
     if form.kind == "dense":
