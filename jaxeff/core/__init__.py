@@ -67,6 +67,7 @@ from jaxeff.core._jax_internals import pvary_p as pvary_p
 from jaxeff.core._jax_internals import reshard_p as reshard_p
 from jaxeff.core._jax_internals import split_p as split_p
 from jaxeff.core._jax_internals import stack_p as stack_p
+from jaxeff.core._jax_internals import sub_jaxprs as sub_jaxprs
 from jaxeff.core._jax_internals import tile_p as tile_p
 from jaxeff.core._keys import FAST as FAST
 from jaxeff.core._keys import fast_key as fast_key

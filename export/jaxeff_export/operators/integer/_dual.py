@@ -5,8 +5,9 @@ brings (`clib/codegen/templates/dual.c.in`): one function for all layers of a fo
 as arguments. Two features share a word of weights, 256 times the second plus the first, so that a
 load serves four products. Weights of up to four bits lie in half the bytes, of two bits in a
 quarter and of one bit (-1 and 1) in an eighth, as numbers from zero up: what that adds to sums is
-taken off where they begin. Vectors are of 16 products of one feature. What these functions don't take stays a kernel of its own
-(`_contraction.py`): windows of maxima, groups, dilation, shortcuts with fixed-point factors.
+taken off where they begin. Vectors are of 16 products of one feature. What these functions don't
+take stays a kernel of its own (`_contraction.py`): windows of maxima, groups, dilation, shortcuts
+with fixed-point factors.
 
 A projected shortcut is a product of its own, and its results are floats: four bytes each, the
 largest arrays of a residual network. Where one convolution alone reads them, `shortcuts_in_bands`
