@@ -143,17 +143,17 @@ class _Image:
         self.last = last
 
 
-def channels_last(f: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
+def channels_last(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function of the same results that computes images with their channels last.
 
-    It is `f` itself where no convolution in floating point reads channels first.
+    It traces what `f` does where no convolution in floating point reads channels first.
     """
-    if not _any_reads_channels_first(jax.make_jaxpr(f)(*args)):
-        return f
 
     @functools.wraps(f)
     def g(*arguments: Any) -> Any:
         closed, form = jax.make_jaxpr(f, return_shape=True)(*arguments)
+        if not _any_reads_channels_first(closed):
+            return f(*arguments)
         results = _computed(closed, jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(form), map(_array, results))
 
@@ -328,7 +328,7 @@ def deploy(
     f, args = with_bytes(f, args, order.parameters)
     # Cores without vectors; what codes mean is said of the function itself.
     if not has_runtime(order.target.settings) and not hasattr(f, "code_grids"):
-        f = channels_last(f, args)
+        f = channels_last(f)
     leaves = jax.tree.leaves(args)
     order.say("exporting to StableHLO")
     traced = export_traced(f, args, any_batch=any_batch, parameters=order.parameters)
