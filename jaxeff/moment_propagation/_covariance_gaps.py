@@ -1,6 +1,6 @@
 """Finds where variances go wrong by covariances that are left out, and warns of it.
 
-One walk over a program looks for five patterns; the first of them that there is, is warned of.
+One walk over a program looks for six patterns; the first of them that there is, is warned of.
 
 Attention in a stream: a residual sum adds a block to the stream that the block is made of. All
 tokens share the weights of attention, and weigh each other; what they make is one noise of all
@@ -37,6 +37,14 @@ Own sums: random values that are divided by their own sums over segments. Graph 
 quotient; taken as independent of its sum, a score keeps it. The variances of a small network of two
 such layers were eleven times the true ones.
 
+Narrow codes: a dense layer that makes many values of a few random entries, as an autoencoder's
+decoder does. All of them have the noise of these few, n say, and a product adds them up. With
+slopes of random signs the true variance is that of independent ones times chi^2_n / n: right in the
+mean, but mostly smaller. Of a dense layer of 64 behind n entries and two more, variances were in
+the median 1.7, 1.6, 1.1, 1.6 and 1.3 of the true ones for n = 1, 2, 3, 4 and 6 (.2 to 47, .4 to 8,
+.3 to 9, .5 to 7 and .5 to 5 for nine in ten), and 1.0 for eight. Other data's noise, where it is
+added or multiplies, hides it.
+
 Sharp edges
 - Products with one kernel that don't follow on each other (two towers with the same weights) aren't
   looked for.
@@ -46,6 +54,7 @@ Sharp edges
 - A stream is followed through sums, functions of entries and moves that keep its axes apart.
 """
 
+import math
 from collections.abc import (
     Collection,
     Hashable,
@@ -100,6 +109,7 @@ def find_gaps(program: Program, random: Collection[Value], gaps: Gaps) -> None:
         _Reuse({v: frozenset((v,)) for v in random}),
         _MixedStream(),
         _OwnSums(),
+        _NarrowCode(),
     ]
     left = {i: one for i, one in enumerate(patterns) if one is not None and i not in gaps}
     noisy = set(random)
@@ -637,3 +647,54 @@ class _OwnSums:
         if not isinstance(above, Value) or not isinstance(below, Value):
             return False
         return self.origin.get(above, above) in self.summed.get(below, set())
+
+
+# Of chi^2_n / n the median is .89 at n = 6, and .93 at n = 9.
+_FEW_ENTRIES = 6
+_MANY_TIMES = 4
+
+
+@dataclass
+class _NarrowCode:
+    """Values whose noise is that of a few entries alone.
+
+    Attributes:
+        of: How many entries, and the layer that has made many of them, by value.
+    """
+
+    of: dict[Value, tuple[int, str]] = field(default_factory=dict)
+
+    def visit(self, layer: Layer, noisy: Collection[Value]) -> CovarianceGap | None:
+        """Reads a layer; gives the one that adds up what a few entries have spread noise over."""
+        for node in layer.nodes:
+            read = [v for v in node.values if v in noisy and v.is_data]
+            codes = [v for v in read if v in self.of]
+            if node.primitive not in prim.LINEAR:
+                if codes and len(codes) == len(read):
+                    self.of.update((v, self.of[codes[0]]) for v in node.outputs)
+            elif len(read) == 1:
+                if codes:
+                    return self._gap(layer, *self.of[codes[0]])
+                self._widen(layer, node, read[0])
+        return None
+
+    def _widen(self, layer: Layer, node: Node, code: Value) -> None:
+        """Notes a dense layer that makes many values of a few."""
+        contraction = Contraction.of(node)
+        image, kernel = 1 - contraction.side, contraction.side
+        if contraction.is_convolution or node.inputs[image] is not code:
+            return
+        entries, results = (
+            math.prod(node.inputs[side].aval.shape[i] for i in of(side))
+            for side, of in ((image, contraction.summed), (kernel, contraction.free))
+        )
+        if entries <= _FEW_ENTRIES and results >= _MANY_TIMES * entries:
+            self.of[node.outputs[0]] = entries, layer.site
+
+    def _gap(self, layer: Layer, entries: int, site: str) -> CovarianceGap:
+        return CovarianceGap(
+            f"{(layer.site or layer.kind)!r} adds up what {site!r} makes of {entries} random "
+            "entries. All that they are spread over shares their noise, and is taken as "
+            "independent: most variances are too large, in the median up to 1.7 times, and single "
+            "ones several times too small or too large.",
+        )
