@@ -38,6 +38,7 @@ MODULES = (
     "beyond.integer",
     "beyond.keyword_spotting",
     "beyond.microcontroller",
+    "beyond.moment_gaps",
     "beyond.moment_variances",
     "beyond.out_of_domain",
     "beyond.photonic_attention",

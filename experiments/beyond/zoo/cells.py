@@ -90,22 +90,27 @@ def _posterior(s: Subject) -> Any:
     return jax.tree.map(lambda w: Gaussian(w, (_SPREAD * w) ** 2), s.params)
 
 
-def variances(s: Subject, draws: int, **settings: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def variances(
+    s: Subject, draws: int, noise: Any = None, **settings: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Variances of the moment pass, those of draws, and their relative standard errors.
 
-    What is random to neither, such as slots of a cache that are passed on, is left out.
+    What is random to neither, such as slots of a cache that are passed on, is left out. `noise` are
+    the variances of the parameters, if not those of a share of each.
     """
-    posterior = _posterior(s)
+    posterior = _posterior(s) if noise is None else jax.tree.map(Gaussian, s.params, noise)
     propagated = jax.jit(jaxeff.moments(s.f, **settings))(posterior, *s.args)
 
     flat, tree = ravel_pytree(s.params)
+    deviation = jnp.sqrt(
+        ravel_pytree(jax.tree.map(lambda g: g.var, posterior, is_leaf=is_gaussian))[0]
+    )
 
     def draw(key: jax.Array) -> Any:
         # One vector of noise for all parameters: each generator takes long to compile.
-        noise = _SPREAD * flat * jax.random.normal(key, flat.shape)
-        return s.f(tree(flat + noise), *s.args)
+        return s.f(tree(flat + deviation * jax.random.normal(key, flat.shape)), *s.args)
 
-    drawn = jax.jit(jax.vmap(draw))(jax.random.split(_KEY, draws))
+    drawn = jax.jit(lambda keys: jax.lax.map(draw, keys))(jax.random.split(_KEY, draws))
     pairs = zip(
         jax.tree.leaves(propagated, is_leaf=is_gaussian), jax.tree.leaves(drawn), strict=True
     )
