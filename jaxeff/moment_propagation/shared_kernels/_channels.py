@@ -597,9 +597,13 @@ def _of_kernel(by: _terms.LinearMap, term: _terms.ContractionTerm) -> Array:
     """Computes what a kernel's own noise adds, a weight of each channel after the other."""
     read, gate = term.read, term.gate
     windows = read.windows(term.image)
-    windows = jnp.stack(windows, 2) if isinstance(windows, tuple) else windows
     deviations = _terms.root(read.by_group(term.kernel[1]))
-    rows = jnp.moveaxis(windows, (2, 4), (0, 1)).reshape(-1, *windows.shape[:2], read.groups, 1)
+    # An array for each tap, or one with taps and the channels of a group as axes.
+    rows = (
+        jnp.stack(windows).reshape(len(windows), len(gate), -1, read.groups, 1)
+        if isinstance(windows, tuple)
+        else jnp.moveaxis(windows, (2, 4), (0, 1)).reshape(-1, *windows.shape[:2], read.groups, 1)
+    )
     by_weight = deviations.reshape(-1, *deviations.shape[2:])
 
     def add(total: Array, weight: tuple[Array, Array]) -> tuple[Array, None]:

@@ -299,30 +299,29 @@ class PositionContraction:
             x: `[batch, *positions, channels]`.
 
         Returns:
-            `[batch, positions, taps, 1, channels]`; of several groups one array for each tap,
-            `[batch, positions, groups, channels of a group]`, as what is done with them is done tap
-            by tap.
+            `[batch, positions, taps, groups, channels of a group]`; of a depthwise kernel an array
+            of the result's shape for each tap, which is no copy.
         """
         q, c, last = self.node.params, self.contraction, x.ndim - 1
-        if not c.is_convolution:
-            return x.reshape(x.shape[0], -1, 1, 1, x.shape[-1])
-        around = [(*q["padding"][i], q["lhs_dilation"][i] - 1) for i in range(last - 1)]
-        taps = [lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *around, (0, 0, 0)])]
-        places = math.prod(c.shapes[2][i] for i in c.window(2))
-        for axis in range(last - 1):
-            size, results = (c.shapes[k][c.window(k)[axis]] for k in (1, 2))
-            stride, apart = q["window_strides"][axis], q["rhs_dilation"][axis]
-            end = (results - 1) * stride + 1
-            taps = [
-                lax.slice_in_dim(each, i, i + end, stride, axis + 1)
-                for each in taps
-                for i in range(0, size * apart, apart)
-            ]
-            if self.groups == 1:
-                taps = [jnp.stack(taps, -2)]
-        shape = (x.shape[0], places, -1) if self.groups == 1 else (x.shape[0], places)
-        reads = [each.reshape(*shape, self.groups, x.shape[-1] // self.groups) for each in taps]
-        return reads[0] if self.groups == 1 else tuple(reads)
+        taps = [x]
+        if c.is_convolution:
+            around = [(*q["padding"][i], q["lhs_dilation"][i] - 1) for i in range(last - 1)]
+            taps = [lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *around, (0, 0, 0)])]
+            for axis in range(last - 1):
+                size, results = (c.shapes[k][c.window(k)[axis]] for k in (1, 2))
+                stride, apart = q["window_strides"][axis], q["rhs_dilation"][axis]
+                end = (results - 1) * stride + 1
+                taps = [
+                    lax.slice_in_dim(each, i, i + end, stride, axis + 1)
+                    for each in taps
+                    for i in range(0, size * apart, apart)
+                ]
+                taps = taps if self.is_depthwise else [jnp.stack(taps, -2)]
+        if self.is_depthwise:
+            return tuple(taps)
+        places = math.prod(c.shapes[2][i] for i in c.window(2)) if c.is_convolution else -1
+        shape = (x.shape[0], places, -1) if c.is_convolution else (x.shape[0], places, 1)
+        return taps[0].reshape(*shape, self.groups, x.shape[-1] // self.groups)
 
     def let_through(self, windows: Windows, gate: Array) -> Array:
         """Averages what each tap reads, weighted by how much of each result goes on.
@@ -334,39 +333,34 @@ class PositionContraction:
         Returns:
             `[batch, taps, channels of a group, groups, out of a group]`.
         """
-        batch, places = windows[0].shape[:2] if isinstance(windows, tuple) else windows.shape[:2]
-        gates = gate.reshape(batch, places, self.groups, -1) / places
         if isinstance(windows, tuple):
-            return jnp.stack([_products("bpgi,bpgo->bigo", tap, gates) for tap in windows], 1)
+            axes = tuple(range(1, gate.ndim - 1))
+            averages = jnp.stack([(tap * gate).mean(axes) for tap in windows], 1)
+            return averages[:, :, None, :, None]
+        batch, places, taps, _, inputs = windows.shape
+        gates = gate.reshape(batch, places, self.groups, -1) / places
+        if self.groups > 1:
+            return jnp.einsum("bptgi,bpgo->btigo", windows, gates)
         # A batch of plain matrices, which compilers have fast code for.
         rows, columns = windows.reshape(batch, places, -1), gates[:, :, 0]
         result = jnp.swapaxes(jnp.einsum("bpo,bpk->bok", columns, rows), 1, 2)
-        return result.reshape(batch, *windows.shape[2:3], windows.shape[-1], 1, -1)
+        return result.reshape(batch, taps, inputs, 1, -1)
 
     def apply_to_windows(self, windows: Windows, kernels: Array, like: Array) -> Array:
         """Contracts windows with a kernel for each example, as `let_through` returns them."""
         if isinstance(windows, tuple):
-            by_tap = zip(windows, jnp.moveaxis(kernels, 1, 0), strict=True)
-            parts = [_products("bpgi,bigo->bpgo", tap, kernel) for tap, kernel in by_tap]
-            return functools.reduce(lax.add, parts).reshape(like.shape)
-        rows = windows.reshape(*windows.shape[:2], -1)
-        return (rows @ kernels.reshape(len(rows), rows.shape[-1], -1)).reshape(like.shape)
+            of_tap = kernels.reshape(*kernels.shape[:2], *(1,) * (like.ndim - 2), -1)
+            return functools.reduce(lax.add, [tap * of_tap[:, i] for i, tap in enumerate(windows)])
+        batch, places = windows.shape[:2]
+        if self.groups > 1:
+            products = jnp.einsum("bptgi,btigo->bpgo", windows, kernels)
+        else:
+            rows = windows.reshape(batch, places, -1)
+            products = rows @ kernels.reshape(batch, rows.shape[-1], -1)
+        return products.reshape(like.shape)
 
 
 Windows = Array | tuple[Array, ...]
-
-
-def _products(equation: str, tap: Array, other: Array) -> Array:
-    """Contracts what a tap reads, `[batch, positions, groups, channels of a group]`.
-
-    Where groups have one channel, a product of entries, which is fused with what comes before and
-    after; of matrices of one row compilers make loops of their own.
-    """
-    if tap.shape[-1] > 1:
-        return jnp.einsum(equation, tap, other)
-    if equation.endswith("bigo"):
-        return (tap * other).sum(1)[:, None]
-    return tap * other
 
 
 _FEW_TAPS = 25  # a kernel of 5 by 5
