@@ -72,8 +72,9 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
             if name != first:
                 owner, _, last = name.rpartition(".")
                 setattr(result.get_submodule(owner), last, result.get_parameter(first))
-        for layer in result.modules():
+        for name, layer in result.named_modules():
             _resize(layer)
+            _check_widths(name, layer)
         return result
 
     return LibraryModel(run, params, state, restored)
@@ -255,6 +256,10 @@ def _set(module: torch.nn.Module, name: str, value: np.ndarray) -> None:
 
 def _resize(layer: torch.nn.Module) -> None:
     """Corrects the numbers of channels that a layer remembers, which its weight tells."""
+    if isinstance(layer, torch.nn.RNNBase):
+        layer.input_size, layer.hidden_size = (
+            layer.get_parameter(name).shape[1] for name in ("weight_ih_l0", "weight_hh_l0")
+        )
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, torch.Tensor):
         return
@@ -268,7 +273,40 @@ def _resize(layer: torch.nn.Module) -> None:
         layer.out_channels, layer.in_channels = weight.shape[0], weight.shape[1] * layer.groups
     elif isinstance(layer, torch.nn.modules.batchnorm._NormBase):
         layer.num_features = weight.shape[0]
+    elif isinstance(layer, torch.nn.GroupNorm):
+        # A group's statistics are of all of its channels, so whole groups go.
+        layer.num_groups = weight.shape[0] * layer.num_groups // layer.num_channels
+        layer.num_channels = weight.shape[0]
     elif isinstance(layer, torch.nn.LayerNorm):
         layer.normalized_shape = tuple(weight.shape)
     elif isinstance(layer, torch.nn.Embedding):
         layer.num_embeddings, layer.embedding_dim = weight.shape
+
+
+def _check_widths(name: str, layer: torch.nn.Module) -> None:
+    """Refuses widths that PyTorch's layer can't have: it keeps one for all that it consists of."""
+    if isinstance(layer, torch.nn.RNNBase):
+        alike: torch.nn.Module = type(layer)(
+            **{field: getattr(layer, field) for field in _RECURRENT}, device="meta",
+            **{"proj_size": layer.proj_size} if layer.proj_size else {},
+        )  # fmt: skip
+    elif isinstance(layer, torch.nn.MultiheadAttention):
+        alike = torch.nn.MultiheadAttention(
+            layer.embed_dim, layer.num_heads, bias=layer.in_proj_bias is not None,
+            add_bias_kv=layer.bias_k is not None, kdim=layer.kdim, vdim=layer.vdim, device="meta",
+        )  # fmt: skip
+    else:
+        return
+    expected = {path: tuple(w.shape) for path, w in alike.named_parameters()}
+    for path, w in layer.named_parameters():
+        if expected.get(path) != tuple(w.shape):
+            raise ValueError(
+                f"{name}.{path}: {tuple(w.shape)} is no shape that {type(layer).__name__} can have "
+                f"beside its other weights, which want {expected.get(path)}; prune no site of "
+                f"{name}"
+            )
+
+
+_RECURRENT = (
+    "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional",
+)  # fmt: skip

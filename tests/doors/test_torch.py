@@ -158,6 +158,48 @@ def test_a_pruned_module_goes_back(net, x):
     )  # fmt: skip
 
 
+class Grouped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 6, 3)
+        self.norm = torch.nn.GroupNorm(2, 6)
+        self.last = torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.first(x))).mean((2, 3)))
+
+
+class Gated(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = torch.nn.LSTM(6, 8, batch_first=True)
+        self.last = torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.cells(x)[0][:, -1])
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(Grouped, (4, 3, 8, 8)), (Gated, (4, 5, 6))])
+def test_groups_and_states_of_a_pruned_module_are_fewer(kind, shape):
+    net = kind().eval()
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    f, params = jaxeff.functional(net)
+    plan = jaxeff.prune_plan(f, params, x, {"*:linear": Prune(0.5)})
+    small = plan.shrink(params)
+    restored = jaxeff.restore(net, small).eval()
+    expected = jaxeff.pruned(f, plan)(small, x)
+    np.testing.assert_allclose(computed(restored, x), expected, atol=1e-6)
+
+
+def test_a_width_that_pytorch_keeps_once_is_refused():
+    net = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    x = np.random.default_rng(0).normal(size=(2, 5, 16)).astype("float32")
+    f, params = jaxeff.functional(net)
+    plan = jaxeff.prune_plan(f, params, x, {"self_attn*:linear": Prune(0.5)})
+    with pytest.raises(ValueError, match="prune no site of self_attn"):
+        jaxeff.restore(net, plan.shrink(params))
+
+
 def test_tied_weights_are_one(x):
     class Tied(torch.nn.Module):
         def __init__(self):
