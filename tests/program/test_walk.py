@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxeff.core import bind
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import Value, entering, flatten, inside, walk, walk_nodes
+from jaxeff.program.ir import Value, computed_at_once, entering, flatten, inside, walk, walk_nodes
 
 TABLE = jnp.arange(3.0)
 
@@ -103,3 +103,29 @@ def test_a_rule_answers_for_every_result():
         walk(closed, [0], lambda eqn, values: values[:1], lambda *_: 0)
     with pytest.raises(ValueError, match="shorter"):
         walk(closed, [], lambda eqn, values: values, lambda *_: 0)
+
+
+NEAR = jnp.array([[0.0, 2.0**-30, -1.5, 3.0], [127.5, -128.5, 1e20, -2.5]])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x / jnp.max(jnp.abs(x), 0, keepdims=True),
+        lambda x: x / 3,
+        lambda x: jnp.clip(lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), -3, 3),
+        lambda x: x.astype(jnp.int8),
+        lambda x: jnp.where(x > 0, -x, x * 7)[:, 1:3].T.reshape(-1),
+        lambda x: (x.astype(jnp.int32) << 3).sum(1) // 5,
+        lambda x: jnp.any(x != 0, 1) | jnp.all(x >= 1, 1) & ~jnp.any(x <= -2, 1),
+        lambda x: lax.rsqrt(jnp.abs(x) + 1) @ jnp.ones((4, 2)),
+        lambda x: lax.select_n(x.astype(jnp.int32) % 3, x, x, x) - jnp.min(x),
+        lambda x: jax.jit(lambda v: v.astype(jnp.bfloat16) * 3)(x),
+        lambda x: lax.scan(lambda c, row: (c + row, c), jnp.zeros(4), x),
+    ],
+)
+def test_computing_at_once_gives_the_bits_of_compiled_functions(make):
+    expected = jax.tree.leaves(jax.jit(make)(NEAR))
+    results = computed_at_once(jax.make_jaxpr(make)(NEAR), [NEAR])
+    assert [np.asarray(y).dtype for y in results] == [y.dtype for y in expected]
+    assert [np.asarray(y).tobytes() for y in results] == [np.asarray(y).tobytes() for y in expected]

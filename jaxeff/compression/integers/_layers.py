@@ -23,7 +23,7 @@ from jaxeff.compression.integers._operators import ProductSpec, q_conv2d, q_dens
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Layer
-from jaxeff.program.ir import Contraction, entering, noted, run_nodes
+from jaxeff.program.ir import Contraction, compute, entering, noted, run_nodes
 from jaxeff.program.ir import primitives as prim
 
 # On, between and far beyond the ends of usual clamps, all exact in floats of 16 bits; three of many
@@ -197,7 +197,7 @@ def bind_at_size(eqn: Any, size: int, *values: Any) -> list[Any]:
 
     def rule(inner: Any, operands: Sequence[Any]) -> list[Any]:
         params = {name: _compat.at_size(value, size) for name, value in inner.params.items()}
-        return _compat.bind(inner, *operands, **params)
+        return compute(inner.replace(params=params), operands)
 
     # A call's body holds the sizes too: it is evaluated equation by equation.
     return list(entering(rule)(eqn, list(values)))

@@ -68,6 +68,7 @@ from jaxeff.compression.numerics import (
 )
 from jaxeff.core import is_concrete
 from jaxeff.core import jax_internals as _compat
+from jaxeff.program.ir import computed_at_once
 
 MOST = 2**15
 _CODES = 8
@@ -549,12 +550,16 @@ def largest_code(quantizer: Any, tensor: Tensor, shape: tuple[int, ...]) -> int 
         # Networks of many shapes compile one grid.
         shape = (1,) * len(shape)
     # Ones are on one side of zero, where an affine grid isn't centred.
+    trace = jax.make_jaxpr(lambda w: _grid_of_weight(quantizer, w, tensor), return_shape=True)
     with jax.ensure_compile_time_eval():
-        of_ones = _grid_of_weight(quantizer, jnp.ones(shape, jnp.float32), tensor)
+        ones = np.ones(shape, np.float32)
+        closed, of_ones = trace(ones)
         if of_ones is None:
             return None
-        if not all(map(is_concrete, jax.tree.leaves(of_ones))):
+        if not all(map(is_concrete, closed.consts)):
             raise IntegerError(f"{where}: a grid must be known numbers, but this one is traced.")
+        numbers = computed_at_once(closed, [ones])
+        of_ones = jax.tree.unflatten(jax.tree.structure(of_ones), numbers)
         zero, lower, upper = (np.asarray(n) for n in (of_ones.zero, of_ones.lower, of_ones.upper))
     if ((zero == 0.5) & (lower == -1) & (upper == 0)).all():
         return 1

@@ -78,7 +78,8 @@ from jaxeff.program import (
     run_layers,
     trace,
 )
-from jaxeff.program.reading import argument_leaves
+from jaxeff.program.ir import computed_at_once
+from jaxeff.program.reading import argument_leaves, without_dead_code
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -218,12 +219,12 @@ class Integer:
                 )
         shapes = tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)
         # Only what layers in float read is kept beside the codes: the size of a converted network.
-        rest = {str(i): leaves[i] if abstract else jnp.asarray(leaves[i]) for i in kept}
+        rest = {str(i): leaves[i] if abstract else jax.device_put(leaves[i]) for i in kept}
         shared = _shared(arrays, weights)
         again = {use for use, *_ in shared}
         stored = {n: a for n, a in arrays.items() if n not in again}
         if not abstract:
-            stored = {name: jnp.asarray(array) for name, array in stored.items()}
+            stored = jax.device_put(stored)
         return Converted(stored, rest, shapes, structure, shared)
 
     @validate()
@@ -351,8 +352,10 @@ def _filled(leaf: Any) -> Any:
 
 
 def _called(make: Callable[[Any], dict[str, Any]], params: Any) -> dict[str, np.ndarray]:
-    """Computes arrays by name, compiled."""
-    return {name: np.asarray(array) for name, array in jax.jit(make)(params).items()}
+    """Computes arrays by name."""
+    closed, shapes = jax.make_jaxpr(make, return_shape=True)(params)
+    arrays = computed_at_once(without_dead_code(closed), jax.tree.leaves(params))
+    return dict(zip(shapes, map(np.asarray, arrays), strict=True))
 
 
 def _shared(

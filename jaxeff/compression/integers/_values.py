@@ -436,8 +436,9 @@ class PendingProduct(IntegerValue):
         gain, offset = self.affine.gain(), self.affine.offset()
         guard = self.product.guard_bits
         # One unit of the accumulator in real numbers: input step x weight step x the batch
-        # norm's gain.
-        unit = np.float32(grid.step / 2**guard) * steps * gain
+        # norm's gain. The number comes last, where a compiler has no products to put in another
+        # order.
+        unit = steps * gain * np.float32(grid.step / 2**guard)
         over = tuple(range(codes.ndim - 1))
         # Products of zeros have any unit: what is added to them says which.
         nothing = (codes == 0).all(over) | (grid.lower == grid.upper == grid.zero)

@@ -30,6 +30,8 @@ from jaxeff.program.ir._signature import Window as Window
 from jaxeff.program.ir._signature import signature as signature
 from jaxeff.program.ir._walk import Scan as Scan
 from jaxeff.program.ir._walk import While as While
+from jaxeff.program.ir._walk import compute as compute
+from jaxeff.program.ir._walk import computed_at_once as computed_at_once
 from jaxeff.program.ir._walk import entering as entering
 from jaxeff.program.ir._walk import fixed_point as fixed_point
 from jaxeff.program.ir._walk import inside as inside
