@@ -25,6 +25,7 @@ what is random, as behind a straight-through estimator, that way is the one that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,7 +75,7 @@ class ConvolvedKernel:
         """
         gate = shared_kernels.canonical(steps, self.layouts[1])
         # Means over positions times their number; examples that share the kernel add up.
-        return self.read.let_through(windows, gate).sum(0) * (gate[0].size // gate.shape[-1])
+        return self.read.let_through(windows, gate).sum(0) * math.prod(gate.shape[1:-1])
 
     def variances(self, kernel: Gaussian) -> Array:
         """Brings the kernel's variances to the form of its slopes."""
