@@ -44,7 +44,8 @@ NAMED |= {"format": (MANIFEST,), "format_version": (MANIFEST,)}
 """What an error names for an entry, where that isn't the entry or something in it."""
 
 LABELS = (
-    "target", "target_name", "machine", "processor_features", "versions", "kernels", "calls"
+    "target", "target_name", "machine", "processor_features", "versions", "kernels", "calls",
+    "tiles",
 )  # fmt: skip
 """Entries that say what a bundle is for and made by, which other text changes in good form."""
 
@@ -170,7 +171,7 @@ def test_what_other_labels_leave_runs_as_before_or_is_refused(original, folder):
     document = verify_checksum((original.folder / MANIFEST).read_bytes())
     x = np.float32([[1, 2], [3, 4], [5, 6]])
     expected, ran = jax.tree.leaves(original.run(x)), 0
-    labels = {name: document[name] for name in LABELS if name not in ("kernels", "calls")}
+    labels = {name: document[name] for name in LABELS if name not in ("kernels", "calls", "tiles")}
     for _, _, edited in edits(labels):
         (folder / MANIFEST).write_bytes(add_checksum(document | edited))
         with contextlib.suppress(BundleError):
