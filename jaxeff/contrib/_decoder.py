@@ -108,10 +108,7 @@ def written(
 
 
 def cached_attention(
-    query: Float[Array, "batch length heads size"],
-    keys: Rows,
-    values: Rows,
-    before: Int[Array, ""],
+    query: Float[Array, "batch length heads size"], keys: Rows, values: Rows, before: Int[Array, ""]
 ) -> Float[Array, "batch length heads size"]:
     """Attends to the slots of a cache that are filled, the queries' own among them."""
     operands: list[jax.Array]
@@ -129,11 +126,7 @@ def cached_attention(
 
 
 def _attention(
-    query: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    before: jax.Array,
-    *steps: jax.Array,
+    query: jax.Array, keys: jax.Array, values: jax.Array, before: jax.Array, *steps: jax.Array
 ) -> tuple[jax.Array]:
     """Attends to all slots, under a mask of those that are filled."""
     if steps:
@@ -352,10 +345,7 @@ class Decoder(nnx.Module):
     ) -> tuple[Float[Array, "batch words"], DecoderCache]: ...
 
     def __call__(
-        self,
-        tokens: jax.Array,
-        cache: DecoderCache | None = None,
-        count: jax.Array | None = None,
+        self, tokens: jax.Array, cache: DecoderCache | None = None, count: jax.Array | None = None
     ) -> jax.Array | tuple[jax.Array, DecoderCache]:
         """Computes the logits of the token after each.
 

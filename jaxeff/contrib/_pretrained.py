@@ -35,9 +35,7 @@ from jaxeff.weights import WeightsError, gguf_metadata, load_weights, packaged_f
 # Letters, numbers and other signs by one character each, so that `re`, which knows no classes of
 # Unicode, can cut: a space and an apostrophe stay, and so do the letters of English endings.
 _ENDINGS = "strevmdl"
-_CUT = re.compile(
-    rf"'(?:s|t|re|ve|m|ll|d)| ?[L{_ENDINGS}]+| ?N+| ?[O']+|[ B]+(?![^ B])|[ B]+",
-)
+_CUT = re.compile(rf"'(?:s|t|re|ve|m|ll|d)| ?[L{_ENDINGS}]+| ?N+| ?[O']+|[ B]+(?![^ B])|[ B]+")
 _CUTS = {"gpt-2": False, "smollm": True}  # whether each digit is a word of its own
 
 

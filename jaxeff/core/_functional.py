@@ -77,31 +77,19 @@ State = dict[str, Any]
 
 @overload
 def functional(
-    model: Any,
-    *args: Any,
-    mutable: Literal[False] = ...,
-    keyed: bool = ...,
-    method: Method = ...,
+    model: Any, *args: Any, mutable: Literal[False] = ..., keyed: bool = ..., method: Method = ...
 ) -> tuple[Callable[..., Any], Params]: ...
 
 
 @overload
 def functional(
-    model: Any,
-    *args: Any,
-    mutable: Literal[True],
-    keyed: bool = ...,
-    method: Method = ...,
+    model: Any, *args: Any, mutable: Literal[True], keyed: bool = ..., method: Method = ...
 ) -> tuple[Callable[..., tuple[Any, State]], Params, State]: ...
 
 
 @validate()
 def functional(
-    model: Any,
-    *args: Any,
-    mutable: bool = False,
-    keyed: bool = False,
-    method: Method = None,
+    model: Any, *args: Any, mutable: bool = False, keyed: bool = False, method: Method = None
 ) -> tuple[Callable[..., Any], Params] | tuple[Callable[..., Any], Params, State]:
     """Makes a model of Flax, PyTorch, Keras, Equinox or ONNX a pure function and its parameters.
 

@@ -106,8 +106,7 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def register_dce_rule(
-    primitive: Primitive,
-    rule: Callable[[list[bool], JaxprEqn], tuple[list[bool], JaxprEqn | None]],
+    primitive: Primitive, rule: Callable[[list[bool], JaxprEqn], tuple[list[bool], JaxprEqn | None]]
 ) -> None:
     """Tells JAX how to drop what no result needs from equations of a primitive of ours.
 
@@ -382,10 +381,7 @@ export_composite_p.def_abstract_eval(lambda *args, jaxpr, **params: jaxpr.out_av
 
 
 def export_composite(
-    fn: Callable[..., Any],
-    operands: Sequence[Any],
-    operator: str,
-    attributes: Mapping[str, Any],
+    fn: Callable[..., Any], operands: Sequence[Any], operator: str, attributes: Mapping[str, Any]
 ) -> Sequence[Any]:
     """Calls `fn(*operands)`, as a `stablehlo.composite` where that is lowered for export.
 
@@ -397,10 +393,7 @@ def export_composite(
         return jax.tree.leaves(fn(*operands))
     jaxpr = _composite_body(fn, tuple(map(jax.typeof, operands)))
     return export_composite_p.bind(
-        *operands,
-        jaxpr=jaxpr,
-        operator=operator,
-        attributes=tuple(attributes.items()),
+        *operands, jaxpr=jaxpr, operator=operator, attributes=tuple(attributes.items())
     )
 
 

@@ -36,10 +36,7 @@ class Table:
 
     @classmethod
     def from_rows(
-        cls,
-        title: str,
-        rows: Sequence[Mapping[str, Any]],
-        columns: Sequence[str] = (),
+        cls, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()
     ) -> Table:
         """Makes a table of records.
 

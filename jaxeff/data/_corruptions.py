@@ -86,12 +86,7 @@ def _blurred(images: Images, sigma: float) -> Images:
     return _convolved(_convolved(images, kernel[:, None]), kernel[None])
 
 
-def _smeared(
-    images: Images,
-    angles: Float[Array, " batch"],
-    radius: float,
-    sigma: float,
-) -> Images:
+def _smeared(images: Images, angles: Float[Array, " batch"], radius: float, sigma: float) -> Images:
     """Averages each image with itself, moved along a line, under half a Gaussian."""
     steps = np.arange(float(max(2, round(2 * radius) + 1)))
     weights = np.exp(-(steps**2) / (2 * sigma**2))
@@ -386,12 +381,7 @@ CORRUPTIONS = tuple(_FUNCTIONS)
 
 
 @validate(images=real_array(4), name=one_of(*CORRUPTIONS), severity=static_integer(1, 5))
-def corrupt(
-    key: PRNGKeyArray,
-    images: Images,
-    name: str,
-    severity: int = 1,
-) -> Images:
+def corrupt(key: PRNGKeyArray, images: Images, name: str, severity: int = 1) -> Images:
     """Corrupts images; jits, with name and severity static.
 
     Args:

@@ -174,9 +174,7 @@ def site_numbers(layers: Sequence[Layer]) -> tuple[list[int], list[int]]:
 
 
 def run_layers(
-    program: Program,
-    values: Sequence[Any],
-    outputs_of: Callable[[Layer, list[Any]], Sequence[Any]],
+    program: Program, values: Sequence[Any], outputs_of: Callable[[Layer, list[Any]], Sequence[Any]]
 ) -> list[Any]:
     """Runs a program's layers in order, each by a function of the layer and its inputs.
 

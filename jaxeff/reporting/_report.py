@@ -240,11 +240,7 @@ def _predicted(where: str, value: Any) -> None:
 
 @core.validate(key=core.single_key, logits=_predicted, outside=_predicted)
 def judge_predictions(
-    key: PRNGKeyArray,
-    logits: Any,
-    labels: Any,
-    outside: Any = None,
-    outside_labels: Any = None,
+    key: PRNGKeyArray, logits: Any, labels: Any, outside: Any = None, outside_labels: Any = None
 ) -> dict[str, Any]:
     """Computes accuracy, calibration, risk by coverage and, with inputs out of domain, detection.
 

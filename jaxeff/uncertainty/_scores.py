@@ -277,9 +277,7 @@ def _error(confidence: Array, correct: Array, bin_of: Array, bins: int) -> Array
 
 
 @core.validate(
-    f=core.function_of_form("f(inputs)"),
-    axis=core.instance_of(int),
-    inputs=core.parameter_tree,
+    f=core.function_of_form("f(inputs)"), axis=core.instance_of(int), inputs=core.parameter_tree
 )
 def in_batches(
     f: Callable[[Any], Any], inputs: Any, batch_size: int = 500, *, axis: int = 0

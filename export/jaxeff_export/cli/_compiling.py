@@ -148,8 +148,7 @@ def c(
         int, typer.Option(help="How many threads may share the loops of a call.")
     ] = 1,
     style: Annotated[
-        str,
-        typer.Option(help="Package for: cmake, arduino, platformio, zephyr or cmsis-pack."),
+        str, typer.Option(help="Package for: cmake, arduino, platformio, zephyr or cmsis-pack.")
     ] = "cmake",
     source: Annotated[
         bool,

@@ -115,11 +115,7 @@ class Continuation:
         return next((n for n in fitting if n >= left), fitting[-1])
 
     def continued(
-        self,
-        prompt: Sequence[int],
-        key: jax.Array,
-        end: int | None,
-        **how: Any,
+        self, prompt: Sequence[int], key: jax.Array, end: int | None, **how: Any
     ) -> Iterator[DrawnToken]:
         """Draws tokens until the end token, or the end of the cache.
 

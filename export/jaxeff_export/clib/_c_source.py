@@ -173,10 +173,7 @@ class _KernelWriter:
         stored, read = set(), set()
         walks = (
             (tirx.BufferStore, lambda n: stored.add(n.buffer)),
-            (
-                tvm.ir.TensorLoad,
-                lambda n: read.add(n.source),
-            ),
+            (tvm.ir.TensorLoad, lambda n: read.add(n.source)),
         )
         for walk in walks:
             tvm_ffi.structural_walk(function.body, walk, order="post")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from tvm import tirx
 from tvm.tirx import Expr
 
-from jaxeff_export.importer import _scalar_rules as scalar_rules
+from jaxeff_export.importer._scalar_rules import ScalarOp, Scope, bounds, dtype_of, scalar_rule
 
 _LOG2E = 1.44269504088896341
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
@@ -57,14 +57,14 @@ def _i32(value: int) -> Expr:
     return tirx.const(value, "int32")
 
 
-def _horner(s: scalar_rules.Scope, x: Expr, coefficients: Sequence[float]) -> Expr:
+def _horner(s: Scope, x: Expr, coefficients: Sequence[float]) -> Expr:
     total = _f32(coefficients[0])
     for c in coefficients[1:]:
         total = s.let(total * x + _f32(c))
     return total
 
 
-def exp(s: scalar_rules.Scope, x: Expr) -> Expr:
+def exp(s: Scope, x: Expr) -> Expr:
     """Computes e**x."""
     shifted = s.let(x * _f32(_LOG2E) + _f32(_ROUNDS))  # its last bits are the nearest integer
     n = s.let(shifted - _f32(_ROUNDS))
@@ -78,7 +78,7 @@ def exp(s: scalar_rules.Scope, x: Expr) -> Expr:
     for pair in pairs[1:]:
         p = s.let(p * square + pair)
     p = s.let(p * square + r + _f32(1.0))
-    least, most = scalar_rules.bounds(s, x)
+    least, most = bounds(s, x)
     # What is no number would lose that where n is added to its exponent, but not as a factor.
     if least > _EXP_LEAST and most < _EXP_NARROW:
         power = (tirx.reinterpret("int32", shifted) << _i32(23)) + _i32(0x3F800000)
@@ -91,7 +91,7 @@ def exp(s: scalar_rules.Scope, x: Expr) -> Expr:
     return s.let(tirx.Select(x <= _f32(_EXP_MOST), scaled, x + _f32(float("inf"))))
 
 
-def log(s: scalar_rules.Scope, x: Expr) -> Expr:
+def log(s: Scope, x: Expr) -> Expr:
     """Computes the natural logarithm."""
     # Subnormals have no exponent bits: they are scaled into the normal range first.
     tiny = s.let(x < _f32(1.17549435e-38))
@@ -114,7 +114,7 @@ def log(s: scalar_rules.Scope, x: Expr) -> Expr:
     return s.let(tirx.Select(x < _f32(0.0), _f32(float("nan")), value))
 
 
-def log1p(s: scalar_rules.Scope, x: Expr) -> Expr:
+def log1p(s: Scope, x: Expr) -> Expr:
     """Computes log(1 + x), accurate near zero (Kahan's correction of the rounding of 1 + x)."""
     u = s.let(x + _f32(1.0))
     # d is what was added in fact: log(1 + x) = x * log(u) / d up to rounding.
@@ -125,7 +125,7 @@ def log1p(s: scalar_rules.Scope, x: Expr) -> Expr:
     return s.let(tirx.Select(tiny, x, log(s, u) * ratio))
 
 
-def expm1(s: scalar_rules.Scope, x: Expr) -> Expr:
+def expm1(s: Scope, x: Expr) -> Expr:
     """Computes exp(x) - 1, which near zero is tanh(x / 2) * (exp(x) + 1)."""
     e = exp(s, x)
     half = s.let(x * _f32(0.5))
@@ -134,7 +134,7 @@ def expm1(s: scalar_rules.Scope, x: Expr) -> Expr:
     return s.let(tirx.Select(tirx.abs(x) < _f32(0.5), near, far))
 
 
-def tanh(s: scalar_rules.Scope, x: Expr) -> Expr:
+def tanh(s: Scope, x: Expr) -> Expr:
     """Computes the hyperbolic tangent by XLA's rational function: results agree with XLA's."""
     # XLA's clamp: both saturate at the same argument.
     limit = _f32(7.99881172180175781)
@@ -146,33 +146,18 @@ def tanh(s: scalar_rules.Scope, x: Expr) -> Expr:
     return s.let(tirx.Select(tirx.abs(x) < _f32(0.0004), x, value))
 
 
-def logistic(s: scalar_rules.Scope, x: Expr) -> Expr:
+def logistic(s: Scope, x: Expr) -> Expr:
     """Computes 1 / (1 + exp(-x))."""
     return s.let(_f32(1.0) / (_f32(1.0) + exp(s, s.let(-x))))
 
 
-@scalar_rules.scalar_rule("stablehlo.is_finite")
-def _is_finite(s: scalar_rules.Scope, op: scalar_rules.ScalarOp, x: Expr) -> Expr:
-    return tirx.abs(x) < tirx.const(float("inf"), scalar_rules.dtype_of(x))
+@scalar_rule("stablehlo.is_finite")
+def _is_finite(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+    return tirx.abs(x) < tirx.const(float("inf"), dtype_of(x))
 
 
-@scalar_rules.scalar_rule("stablehlo.floor")
-def _floor(s: scalar_rules.Scope, op: scalar_rules.ScalarOp, x: Expr) -> Expr:
-    return tirx.floor(x)
-
-
-@scalar_rules.scalar_rule("stablehlo.ceil")
-def _ceil(s: scalar_rules.Scope, op: scalar_rules.ScalarOp, x: Expr) -> Expr:
-    return tirx.ceil(x)
-
-
-@scalar_rules.scalar_rule("stablehlo.round_nearest_even", cost=2)
-def _round_nearest_even(s: scalar_rules.Scope, op: scalar_rules.ScalarOp, x: Expr) -> Expr:
-    return tirx.nearbyint(x)
-
-
-@scalar_rules.scalar_rule("stablehlo.round_nearest_afz", cost=4)
-def _round_nearest_afz(s: scalar_rules.Scope, op: scalar_rules.ScalarOp, x: Expr) -> Expr:
+@scalar_rule("stablehlo.round_nearest_afz", cost=4)
+def _round_nearest_afz(s: Scope, op: ScalarOp, x: Expr) -> Expr:
     # x - trunc(x) is exact, so ties are told apart; x + 0.5 may round up to an integer.
     integer = s.let(tirx.trunc(x))
     away = s.let(tirx.abs(x - integer) >= tirx.const(0.5, op.dtype))
@@ -181,54 +166,43 @@ def _round_nearest_afz(s: scalar_rules.Scope, op: scalar_rules.ScalarOp, x: Expr
     return tirx.Select(away, integer + step, integer)
 
 
-@scalar_rules.scalar_rule("stablehlo.sqrt", cost=4)
-def _sqrt(s: scalar_rules.Scope, op: scalar_rules.ScalarOp, x: Expr) -> Expr:
-    return tirx.sqrt(x)
-
-
-@scalar_rules.scalar_rule("stablehlo.rsqrt", cost=8)
-def _rsqrt(s: scalar_rules.Scope, op: scalar_rules.ScalarOp, x: Expr) -> Expr:
-    return tirx.const(1, op.dtype) / tirx.sqrt(x)
-
-
-@scalar_rules.scalar_rule("stablehlo.cbrt", cost=20)
-def _cbrt(s: scalar_rules.Scope, op: scalar_rules.ScalarOp, x: Expr) -> Expr:
-    return tirx.call_pure_extern(op.dtype, "cbrtf" if op.dtype == "float32" else "cbrt", x)
-
-
-def _register_unary(name: str, in_32_bits: Callable, in_64_bits: Callable, cost: int) -> None:
-    @scalar_rules.scalar_rule(name, cost=cost)
-    def rule(s: scalar_rules.Scope, op: scalar_rules.ScalarOp, x: Expr) -> Expr:
-        return in_32_bits(s, x) if op.dtype == "float32" else in_64_bits(s, x)
+def _register_unary(
+    name: str, cost: int, in_32_bits: Callable, in_64_bits: Callable | None = None
+) -> None:
+    @scalar_rule(name, cost=cost)
+    def rule(s: Scope, op: ScalarOp, x: Expr) -> Expr:
+        return (in_64_bits if in_64_bits and op.dtype != "float32" else in_32_bits)(s, x)
 
 
 def library(name: str) -> Callable:
     """Calls the C library's function, for either width."""
 
-    def call(s: scalar_rules.Scope, *operands: Expr) -> Expr:
-        dtype = scalar_rules.dtype_of(operands[0])
+    def call(s: Scope, *operands: Expr) -> Expr:
+        dtype = dtype_of(operands[0])
         symbol = f"{name}f" if dtype == "float32" else name
         return tirx.call_pure_extern(dtype, symbol, *operands)
 
     return call
 
 
-_register_unary("stablehlo.exponential", exp, library("exp"), 12)
-_register_unary("stablehlo.exponential_minus_one", expm1, library("expm1"), 20)
-_register_unary("stablehlo.log", log, library("log"), 16)
-_register_unary("stablehlo.log_plus_one", log1p, library("log1p"), 24)
-_register_unary("stablehlo.tanh", tanh, library("tanh"), 20)
-_register_unary("stablehlo.sine", library("sin"), library("sin"), 20)
-_register_unary("stablehlo.cosine", library("cos"), library("cos"), 20)
-_register_unary("stablehlo.tan", library("tan"), library("tan"), 20)
+_register_unary("stablehlo.floor", 1, lambda s, x: tirx.floor(x))
+_register_unary("stablehlo.ceil", 1, lambda s, x: tirx.ceil(x))
+_register_unary("stablehlo.round_nearest_even", 2, lambda s, x: tirx.nearbyint(x))
+_register_unary("stablehlo.sqrt", 4, lambda s, x: tirx.sqrt(x))
+_register_unary("stablehlo.rsqrt", 8, lambda s, x: tirx.const(1, dtype_of(x)) / tirx.sqrt(x))
+_register_unary("stablehlo.cbrt", 20, library("cbrt"))
+_register_unary("stablehlo.exponential", 12, exp, library("exp"))
+_register_unary("stablehlo.exponential_minus_one", 20, expm1, library("expm1"))
+_register_unary("stablehlo.log", 16, log, library("log"))
+_register_unary("stablehlo.log_plus_one", 24, log1p, library("log1p"))
+_register_unary("stablehlo.tanh", 20, tanh, library("tanh"))
+_register_unary("stablehlo.sine", 20, library("sin"))
+_register_unary("stablehlo.cosine", 20, library("cos"))
+_register_unary("stablehlo.tan", 20, library("tan"))
 _register_unary(
     "stablehlo.logistic",
+    16,
     logistic,
     lambda s, x: tirx.const(1, "float64") / (tirx.const(1, "float64") + library("exp")(s, -x)),
-    16,
 )
-
-
-@scalar_rules.scalar_rule("stablehlo.atan2", cost=30)
-def _atan2(s: scalar_rules.Scope, op: scalar_rules.ScalarOp, a: Expr, b: Expr) -> Expr:
-    return library("atan2")(s, a, b)
+scalar_rule("stablehlo.atan2", cost=30)(lambda s, op, a, b: library("atan2")(s, a, b))

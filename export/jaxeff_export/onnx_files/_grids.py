@@ -21,12 +21,7 @@ import onnx
 from onnx import helper
 
 from jaxeff.compression import LSQ, LayerQuantization
-from jaxeff_export.onnx_files._graph import (
-    OnnxError,
-    StoredWeight,
-    needed_nodes,
-    with_inner,
-)
+from jaxeff_export.onnx_files._graph import OnnxError, StoredWeight, needed_nodes, with_inner
 from jaxeff_export.onnx_files._loading import array_of
 
 _BITS = {

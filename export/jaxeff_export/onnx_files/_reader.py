@@ -48,12 +48,7 @@ from jaxeff.compression import LayerQuantization, PostTrained
 from jaxeff.core import LibraryModel, functional
 from jaxeff_export.onnx_files import _operators as operators
 from jaxeff_export.onnx_files._graph import OnnxError, StoredWeight, with_inner
-from jaxeff_export.onnx_files._grids import (
-    dequantized,
-    requantized,
-    stored_weights,
-    without_pairs,
-)
+from jaxeff_export.onnx_files._grids import dequantized, requantized, stored_weights, without_pairs
 from jaxeff_export.onnx_files._loading import array_of, loaded
 from jaxeff_export.onnx_files._operators_control import CONTROL_OPERATORS
 from jaxeff_export.onnx_files._operators_nn import NN_OPERATORS

@@ -320,11 +320,7 @@ class OnnxFile(NamedTuple):
     parameters=core.static_integer(0),
 )
 def to_onnx(
-    f: Callable[..., Any],
-    args: Sequence[Any],
-    path: str | os.PathLike[str],
-    *,
-    parameters: int = 1,
+    f: Callable[..., Any], args: Sequence[Any], path: str | os.PathLike[str], *, parameters: int = 1
 ) -> OnnxFile:
     """Writes a function as an ONNX file of standard operators (opset 18, or 21).
 

@@ -21,10 +21,7 @@ _LINKERS = {
     "armv7a": ("arm-linux-gnueabihf-gcc", "gcc-arm-linux-gnueabihf"),
     "riscv64": ("riscv64-linux-gnu-gcc", "gcc-riscv64-linux-gnu"),
     # The compiler of both widths; the C library beside it has 32 bits too.
-    "riscv32": (
-        "riscv64-unknown-elf-gcc",
-        "gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf",
-    ),
+    "riscv32": ("riscv64-unknown-elf-gcc", "gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf"),
 }
 _ARM_COMPILER = ("arm-none-eabi-gcc", "gcc-arm-none-eabi libnewlib-arm-none-eabi")
 """Of every architecture whose name begins with thumb."""

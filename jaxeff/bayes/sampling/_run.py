@@ -179,10 +179,7 @@ def run_chains(
         kept = "the same call goes on" if store else "with a checkpoint the same call goes on"
         return f"{said}; {kept} where it stopped", _joined(traces) if draws else None
 
-    with (
-        keeps_finished(finished),
-        progress_bar(progress, "iteration", total, done) as advance,
-    ):
+    with keeps_finished(finished), progress_bar(progress, "iteration", total, done) as advance:
         while done < total:
             began = time.perf_counter()
             # A block ends with warm-up, so that its time is known.

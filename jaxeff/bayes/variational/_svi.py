@@ -52,12 +52,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxeff import core, training
 from jaxeff.bayes import posteriors
 from jaxeff.bayes.posteriors import prior_scales
-from jaxeff.bayes.variational._guides import (
-    CorrelatedPosterior,
-    Guide,
-    MeanField,
-    resolve_guide,
-)
+from jaxeff.bayes.variational._guides import CorrelatedPosterior, Guide, MeanField, resolve_guide
 from jaxeff.moment_propagation import calibrate_moments, is_gaussian
 from jaxeff.store import run_identity
 from jaxeff.training import RunOptions, TrainState, describe_training, make_epoch, run_epochs

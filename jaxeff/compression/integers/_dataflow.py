@@ -250,9 +250,7 @@ def _keeps_codes(
 
 
 def in_several_forms(
-    program: Program,
-    settings: Mapping[str, LayerQuantization],
-    shortcuts: Mapping[Layer, Shortcut],
+    program: Program, settings: Mapping[str, LayerQuantization], shortcuts: Mapping[Layer, Shortcut]
 ) -> set[Any]:
     """Finds the values of a program that are read in more than one form.
 

@@ -283,14 +283,7 @@ def _check_metric(
 
 @functools.partial(jax.jit, static_argnames=("f", "chunk", "metric"))
 def _sums(
-    f: Any,
-    params: Any,
-    state: Any,
-    specs: Any,
-    keys: Any,
-    batches: Any,
-    chunk: int,
-    metric: Metric,
+    f: Any, params: Any, state: Any, specs: Any, keys: Any, batches: Any, chunk: int, metric: Metric
 ) -> Array:
     def at_level(spec: Spec) -> Array:
         perturbed = noisy(f, spec)
