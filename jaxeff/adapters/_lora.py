@@ -232,7 +232,6 @@ def init_lora(
         ValueError: As for `lora`.
     """
     check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
-    core.check_params("params", params)
     adapters: Adapters = {}
     for each in adapted(spec, trace(f, params, *core.as_arguments(batch))).values():
         groups, inputs, outputs = each.contraction.matrix_shape
@@ -268,7 +267,6 @@ def merge_lora(
             another layer without an adapter reads the parameter, too.
     """
     check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
-    core.check_params("params", params)
     program = trace(f, params, *core.as_arguments(batch))
     layers = adapted(spec, program)
     check_adapters(adapters, layers)

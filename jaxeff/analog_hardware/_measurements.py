@@ -193,7 +193,6 @@ def characterize(key: Any, query: chip.Query, design: Design | None = None) -> C
         TypeError: `query` can't be asked, or returns no integers.
         ValueError: It returns another shape.
     """
-    core.check_key("characterize: key", key)
     chip.check_query("characterize", query)
     design = design or Design()
     keys = jax.random.split(key, 3)
@@ -326,7 +325,6 @@ def order_effect(
         orders: Orders of each.
         repeats: Read-outs of each order, from which the noise is known.
     """
-    core.check_key("order_effect: key", key)
     chip.check_query("order_effect", query)
     design = design or Design()
     draw, chosen, shuffled, noise = jax.random.split(key, 4)
@@ -404,7 +402,6 @@ def measure_events(
         programs: Weight matrices.
         vectors: Vectors under each.
     """
-    core.check_key("measure_events: key", key)
     chip.check_query("measure_events", query)
     design = design or Design()
     length = design.rows if active is None else active
@@ -481,7 +478,6 @@ def fidelity(
         repeats: Read-outs of each vector, from which the noise is known.
         gain: Gain that the model is evaluated with; a fitted one has its own.
     """
-    core.check_key("fidelity: key", key)
     chip.check_query("fidelity", query)
     design = design or Design()
     errors, floors = [], []

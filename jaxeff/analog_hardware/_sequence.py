@@ -161,7 +161,6 @@ def fit_sequence(
     Raises:
         ValueError: The heads don't divide the width, or another choice is unknown.
     """
-    core.check_key("fit_sequence: key", key)
     for name, count in (("width", width), ("heads", heads)):
         core.check_count(f"fit_sequence: {name}", count)
     if width % heads:

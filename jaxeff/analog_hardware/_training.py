@@ -207,7 +207,6 @@ def train_for_chip(
         RuntimeError: A callable failed; what the last epochs left is in `checkpoints`.
         ValueError: A layer reads negative activations, or a count is negative.
     """
-    core.check_key("train_for_chip: key", key)
     check_query("train_for_chip", query)
     for stage, count in zip(STAGES, epochs, strict=True):
         core.check_count(f"train_for_chip: epochs of {stage}", count, 0)
@@ -309,7 +308,6 @@ def reference(
         vectors: Number of different vectors.
         repeats: Read-outs of each.
     """
-    core.check_key("reference: key", key)
     check_query("reference", query)
     design = design or measurements.Design()
     draw, chosen, noise = jax.random.split(key, 3)
@@ -342,7 +340,6 @@ def compensate_drift(
     Raises:
         ValueError: A column doesn't answer any more: its counts don't depend on what is sent.
     """
-    core.check_key("compensate_drift: key", key)
     check_query("compensate_drift", query)
     now = _mean(query, key, before.weights, before.inputs, repeats)
     centred, wanted = now - now.mean(0), before.counts - before.counts.mean(0)

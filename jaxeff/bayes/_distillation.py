@@ -150,8 +150,6 @@ def distill(
         DivergedError: The objective became NaN or infinite; names the epoch.
         CheckpointError: The checkpoint is damaged, of another model or of another run.
     """
-    core.check_key("distill: key", key)
-    core.check_function("distill: f", f)
     if not isinstance(inputs, tuple | list):
         raise TypeError(
             "distill: inputs must be a tuple, such as (images,), not a " + type(inputs).__name__

@@ -386,10 +386,6 @@ def laplace(
             precision isn't positive.
         TypeError: An argument is of another kind.
     """
-    core.check_function("laplace: f", f)
-    core.check_params("laplace: params", params)
-    core.check_examples("laplace: data", data)
-    core.check_count("batch_size", batch_size)
     named = [sites] if isinstance(sites, str) else [*sites]
     if structure not in STRUCTURES and (structure == "*" or named[0] in STRUCTURES):
         raise ValueError(

@@ -97,7 +97,6 @@ def allocate_bits(
             budget below the least that the sites can cost.
     """
     core.check_choice("unit", unit, ("weights", "bops"))
-    core.check_number("budget", budget)
     _check(sensitivity)
     rows = _rows(sensitivity, cost)
     choices = _widths(sensitivity, rows, weights, activations)

@@ -201,8 +201,6 @@ def signal_to_noise_bits(
         raise ValueError("signal_to_noise_bits needs at least one site.")
     for site, size in sizes.items():
         core.check_number(f"the size of {site!r}", size, above=0)
-    core.check_number("decibels", decibels)
-    core.check_number("slope", slope, above=0)
     # Minimal total size for given noise at the result (Lagrange): a site may add noise in
     # proportion to its share of the size, so SNR_i = target - 10 log10(share_i).
     total = sum(sizes.values())
@@ -411,8 +409,6 @@ def hessian_trace(
         ValueError: The loss isn't a scalar, or a site isn't there, multiplies nothing, or lies
             inside a loop.
     """
-    core.check_count("probes", probes)
-    core.check_count("at_once", at_once)
     sites = tuple(sites)
     args = core.as_arguments(args)
     shape = jax.eval_shape(loss, params, *args)

@@ -337,8 +337,6 @@ def posterior_bits(
         noise allows. Blundell et al., "Weight Uncertainty in Neural Networks", arXiv:1505.05424:
         weights of a low |mu| / sigma are removed.
     """
-    core.check_number("posterior_bits: nats", nats, above=0)
-    core.check_number("posterior_bits: threshold", threshold, 0)
     core.check_choice("posterior_bits: per", per, ("tensor", "channel", "weight"))
     leaves, structure = jax.tree_util.tree_flatten_with_path(posterior, is_leaf=is_gaussian)
     bits: dict[str, np.ndarray] = {}

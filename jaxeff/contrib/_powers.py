@@ -213,7 +213,6 @@ def share_schedule(every: int, fractions: Sequence[float] = SHARES) -> optax.Sch
     Raises:
         ValueError: `every` is no positive integer, or a share not in [0, 1].
     """
-    core.check_count("every", every)
     for fraction in fractions:
         core.check_number("fractions", fraction, 0, 1)
     steps = [optax.constant_schedule(fraction) for fraction in fractions]

@@ -142,7 +142,6 @@ def spectral(f: Callable[..., Any], spec: Mapping[str, Spectral | None]) -> Call
         ValueError: When called: a pattern matches or decides no site, two are equally specific at
             one, or none of its layers has weights.
     """
-    core.check_function("spectral: f", f)
     check_settings(spec, Spectral, "a bound such as Spectral(3.0)")
 
     def g(*args: Any, **kwargs: Any) -> Any:
@@ -296,8 +295,6 @@ def feature_density(
         TypeError: Labels are no integers, or features no matrix.
         ValueError: A class has no examples, or a singular covariance; it is named.
     """
-    core.check_count("feature_density: classes", classes)
-    core.check_number("feature_density: shrinkage", shrinkage, 0, 1)
     if np.ndim(features) != 2:
         raise TypeError(
             f"feature_density: features must be [examples, features], not {np.shape(features)}; "
@@ -411,10 +408,6 @@ def sngp(
         ValueError: The site is no linear last layer, a number is out of range, or all inputs have
             the same features.
     """
-    core.check_key("sngp: key", key)
-    core.check_function("sngp: f", f)
-    core.check_params("sngp: params", params)
-    core.check_count("features", features)
     # Frequencies and phases are drawn once and stay: only the head is trained.
     layer = last_layer(f, params, x, site)
     kernel = jax.tree.leaves(params)[layer.kernel]

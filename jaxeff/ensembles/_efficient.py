@@ -112,9 +112,6 @@ def batch_ensemble(
         SpecError: A pattern matches or decides no site, or two are equally specific for one.
         ValueError: Nothing has members, two counts differ, or a kernel isn't a parameter as it is.
     """
-    core.check_key("batch_ensemble: key", key)
-    core.check_function("batch_ensemble: f", f)
-    core.check_params("batch_ensemble: params", params)
     check_settings(spec, Members, "Members(4)")
     axes = _kernels(f, params, x, spec)
     names = leaf_names(params)
@@ -197,9 +194,6 @@ def packed(
         PlanError: The network can't be pruned.
         ValueError: The count is below one.
     """
-    core.check_key("packed: key", key)
-    core.check_function("packed: f", f)
-    core.check_params("packed: params", params)
     members: dict[str, Members | None] = {"*": Members(count)}
     if width >= count:  # as wide as the network: a deep ensemble
         return ensemble(key, f, params, members)  # type: ignore[return-value]
@@ -254,7 +248,6 @@ def mimo(f: Callable[..., Any], count: int) -> MIMO:
     Returns:
         The function `g(params, x) -> [members, batch, classes]`.
     """
-    core.check_function("mimo: f", f)
     return MIMO(f, count)
 
 

@@ -331,9 +331,6 @@ def ensemble(
         ValueError: Nothing has members, a count is below one, two counts differ, or `init` makes
             other parameters; when called: several sites read a parameter that has members.
     """
-    core.check_key("ensemble: key", key)
-    core.check_function("ensemble: f", f)
-    core.check_params("ensemble: params", params)
     chosen = chosen_leaves(spec, params)
     count = next(iter(chosen.values())).count
     g = Ensemble(f, count, chosen, mutable=state is not None)

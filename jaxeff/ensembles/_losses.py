@@ -247,8 +247,6 @@ def bootstrap_weights(
     Returns:
         Weights, for the third part of the data of `member_loss`.
     """
-    core.check_count("examples", examples)
-    core.check_count("members", members)
     # The Poisson bootstrap: binomial(n, 1/n) counts tend to Poisson(1), and no example
     # needs the others.
     counts = jax.random.poisson(key, 1.0, (examples, members)).astype(jnp.float32)
@@ -269,7 +267,6 @@ def with_prior(f: Callable[..., Any], scale: Any = 1.0) -> Callable[..., Any]:
     Raises:
         TypeError: `f` is no function, or the scale no number.
     """
-    core.check_function("with_prior: f", f)
     core.check_number("with_prior: scale", scale, 0)
 
     def h(*args: Any, **kwargs: Any) -> Any:

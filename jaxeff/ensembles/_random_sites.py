@@ -83,9 +83,6 @@ def sampled(
     """
     from jaxeff import bayes  # NumPyro and BlackJAX come with it
 
-    core.check_key("sampled: key", key)
-    core.check_function("sampled: f", f)
-    core.check_count("sampled: count", count)
     # Only which of them are random is asked here, so what they have in common doesn't matter.
     gaussians = bayes.posteriors.without_factors(posterior, diagonal=True)
     leaves = jax.tree.leaves(gaussians, is_leaf=is_gaussian)
@@ -220,7 +217,6 @@ def choose_random(
         ValueError: There is no site with weights, or the data don't fit together.
         SpecError: A site isn't there.
     """
-    core.check_examples("choose_random: validation", validation)
     x, _ = validation
     free = list(_with_weights(f, params, x) if sites is None else sites)
     if not free:

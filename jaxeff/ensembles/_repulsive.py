@@ -356,7 +356,6 @@ def repulsive(
         ValueError: There is one member, samples are missing, empty or superfluous, a choice is
             unknown, or the strength negative; in `fit`: samples are training inputs.
     """
-    core.check_function("repulsive: loss", loss, "loss(key, params, state, batch, step)")
     if not isinstance(g, Ensemble):
         raise TypeError(
             f"repulsive: g must be what jaxeff.ensemble returned, not a {type(g).__name__}"

@@ -103,8 +103,6 @@ def sharpness_aware(
     Raises:
         ValueError: `rho` or `eta` is negative, NaN or infinite.
     """
-    check_number("rho", rho, low=0)
-    check_number("eta", eta, low=0)
 
     def descend(grads: Any, params: Any) -> Any:
         scales = jax.tree.map(lambda w: jnp.abs(w) + eta if adaptive else jnp.ones_like(w), params)

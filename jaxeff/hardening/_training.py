@@ -320,7 +320,6 @@ def distilled(
         ValueError: The temperature isn't positive, or the weight not between 0 and 1.
     """
     core.check_number("temperature", temperature, low=1e-6)
-    core.check_number("weight", weight, low=0, high=1)
 
     call = normalized_call(f, keyed=keyed, mutable=mutable)
 

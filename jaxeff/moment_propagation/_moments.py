@@ -305,7 +305,6 @@ def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
             no array.
         MomentsError: When called: a random parameter meets a computation without a rule.
     """
-    core.check_function("sampled: f", f)
     f = core.read_once(f)
 
     @functools.wraps(f)

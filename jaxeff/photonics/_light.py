@@ -154,7 +154,6 @@ def chaotic_intensity(
         ValueError: A shape without axes of times and channels, `modes` that aren't positive, or a
             correlation outside [0, 1).
     """
-    core.check_key("chaotic_intensity: key", key)
     if len(shape) < 2:
         raise ValueError(f"shape must begin with readings and channels, but is {shape}.")
     core.check_number("modes", modes, above=0)

@@ -139,8 +139,6 @@ def read_out(
         ValueError: As `jaxeff.photonic`; or an element doesn't know its variance, or a site lies in
             a loop or branch.
     """
-    core.check_function("read_out: f", f)
-    core.check_params("read_out: params", params)
     check_settings(spec, PhotonicElement, WANTED)
     args = core.as_arguments(batch)
     program = trace(f, params, *args)

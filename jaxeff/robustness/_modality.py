@@ -134,7 +134,6 @@ def bimodality(
         ValueError: Fewer than two values, an unknown scale, or a share that leaves no cut.
     """
     core.check_choice("scale", scale, ("linear", "log"))
-    core.check_number("least_share", least_share, low=0, high=0.5)
     flat = jnp.ravel(jnp.asarray(values, float))
     n = flat.size
     edge = max(1, round(least_share * n))
@@ -295,8 +294,6 @@ def one_peak_pvalue(
         TypeError: The key is none, or `draws` no integer.
         ValueError: `draws` is below 1, or the values are too few or not finite.
     """
-    core.check_key("one_peak_pvalue: key", key)
-    core.check_count("draws", draws)
     flat = np.ravel(np.asarray(values, float))
     if not np.isfinite(flat).all():
         raise ValueError(f"{np.count_nonzero(~np.isfinite(flat))} values aren't finite.")

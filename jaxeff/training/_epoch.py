@@ -77,7 +77,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, Key
 
-from jaxeff.core import check_count, function_of_form, validate
+from jaxeff.core import function_of_form, validate
 from jaxeff.training._canonical import canonical_in_loops
 
 Metrics = dict[str, Any]
@@ -162,7 +162,6 @@ def make_epoch(
       ValueError: ``batch_size`` is below 1. The epoch itself raises it for data whose leaves
         differ in length or hold less than one batch, and for metrics that have the name "loss".
     """
-    check_count("batch_size", batch_size)
     loss = full_loss(loss)
     optimizer = optax.with_extra_args_support(optimizer)
 

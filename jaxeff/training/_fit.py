@@ -405,10 +405,8 @@ def fit(
         no class of the network's.
       InterruptedRun: Ctrl-C; its ``result`` is that of the finished epochs, if there are any.
     """
-    core.check_key("fit: key", key)
     core.check_function("fit: loss", loss, FORMS)
     loss = full_loss(loss)
-    core.check_params("fit: params", params)
     core.check_params("fit: data", data)
     epoch = make_epoch(loss, optimizer, batch_size)
     start = init(params, optimizer, state)

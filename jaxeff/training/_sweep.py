@@ -297,9 +297,7 @@ def sweep(
             no classes of the network's.
         TypeError: An argument is of another kind.
     """
-    core.check_key("sweep: key", key)
     core.check_function("sweep: loss_at", loss_at, "loss_at(setting)")
-    core.check_params("sweep: data", data)
     for name, count in (("seeds", seeds), ("chunk", chunk), ("epochs", epochs)):
         core.check_count(name, count)
     total = _count_settings(settings)

@@ -92,7 +92,6 @@ def dense_head(f: Callable[..., Any], params: Any, batch: Any, site: str) -> Den
     Raises:
         ValueError: The site is no last dense layer; the message says why.
     """
-    core.check_params("params", params)
     layer = last_layer(f, params, batch, site)
     leaves = jax.tree.leaves(params)
     kernel = jnp.asarray(leaves[layer.kernel])

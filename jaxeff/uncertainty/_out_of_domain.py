@@ -49,7 +49,7 @@ import numpy as np
 from jax.scipy.stats import gaussian_kde
 from jaxtyping import Array, Bool, Float
 
-from jaxeff.core import check_number, check_scores, number, real_array, validate
+from jaxeff.core import check_scores, number, real_array, validate
 
 
 @validate(inside=real_array(nan=True, empty=True), outside=real_array(nan=True, empty=True))
@@ -185,7 +185,6 @@ def sparsity_threshold(
     train: Float[Array, "examples features"], quantile: float = OOD_QUANTILE
 ) -> Float[Array, ""]:
     """Computes the negative log density above which `out_of_domain` is true."""
-    check_number("quantile", quantile, 0, 1)
     # The negative logarithm reverses the order: the lowest densities are the highest values.
     return jnp.quantile(negative_log_density(train, train), 1 - quantile)
 

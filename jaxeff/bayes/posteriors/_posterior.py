@@ -413,8 +413,6 @@ def predict(
         ValueError: ``samples`` or ``chunk`` is below 1, or ``f`` refuses the weights because the
             posterior belongs to another model.
     """
-    core.check_key("predict: key", key)
-    core.check_function("predict: f", f)
     for name, value in (("samples", samples), ("chunk", chunk)):
         if value is not None:
             core.check_count(name, value)

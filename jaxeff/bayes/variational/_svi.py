@@ -429,9 +429,6 @@ def svi(
         CollapseWarning: After half of the epochs or at the end, the posterior is about the prior
             and predicts no better than a guess.
     """
-    core.check_key("svi: key", key)
-    core.check_function("svi: f", f)
-    core.check_examples("data", data)
     likelihood = posteriors.hashable_likelihood(likelihood)
     # One batch, whose shapes tell fan-ins.
     inputs = jax.tree.map(lambda leaf: leaf[: max(batch_size, 1)], tuple(data[:-1]))

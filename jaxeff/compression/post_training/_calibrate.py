@@ -332,7 +332,6 @@ def running(
             loop, or the ranges are of other layers.
     """
     check_settings(spec, Int, "an Int, such as Int(8)")
-    core.check_number("decay", decay, low=0, high=1)
     # Open ranges of results are followed by the rule below; the rest is quantized as usual.
     rest = quantized(f, {p: None if _is_followed(s) else s for p, s in spec.items()})
 

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxeff.compression.post_training import _multiplication as multiplication
 from jaxeff.compression.post_training._layerwise import PostTrained, with_leaves
-from jaxeff.core import as_arguments, check_count, input_batch, spec_of, static_integer, validate
+from jaxeff.core import as_arguments, input_batch, spec_of, static_integer, validate
 from jaxeff.program import Layer, Program, trace
 from jaxeff.program.ir import Value
 
@@ -345,7 +345,6 @@ def equalize(
         Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction",
         arXiv:1906.04721.
     """
-    check_count("equalize: sweeps", sweeps)
     args = as_arguments(batch)
     program = trace(f, params, *args)
     leaves = jax.tree.leaves((params, *args))

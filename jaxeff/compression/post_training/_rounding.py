@@ -70,8 +70,6 @@ def gptq(
     References:
         Frantar et al., "GPTQ", arXiv:2210.17323.
     """
-    core.check_number("gptq: damping", damping, 0)
-    core.check_count("gptq: block", block)
 
     def solve(problem: RoundingProblem) -> Matrix:
         hessian = problem.at.moment(problem.quantized, problem.quantized, problem.run)
@@ -259,9 +257,6 @@ def adaround(
         Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization",
         arXiv:2004.10568.
     """
-    core.check_count("adaround: steps", steps)
-    core.check_number("adaround: rate", rate, above=0)
-    core.check_number("adaround: penalty", penalty, 0)
     core.check_number("adaround: warmup", warmup, 0, below=1)
     for i, end in enumerate(beta):
         core.check_number(f"adaround: beta[{i}]", end, 1)

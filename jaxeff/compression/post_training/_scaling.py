@@ -15,7 +15,7 @@ from jaxeff.compression.post_training import _layerwise as layerwise
 from jaxeff.compression.post_training._channels import LayerPair, gains, pairs, rescale, weights_of
 from jaxeff.compression.post_training._multiplication import Multiplication
 from jaxeff.compression.quantizers import Scaled
-from jaxeff.core import check_count, input_batch, probability, static_integer, validate
+from jaxeff.core import input_batch, probability, static_integer, validate
 from jaxeff.program import Layer, Program, SharedPrograms, evaluate, plain_rule
 
 _EXACT = jax.lax.Precision.HIGHEST
@@ -72,7 +72,6 @@ def awq(
     References:
         Lin et al., "AWQ: Activation-aware Weight Quantization", arXiv:2306.00978.
     """
-    check_count("awq: points", points)
     program, settings, linear, refused, leaves = layerwise.read_model("awq", f, params, batch, spec)
     run = SharedPrograms()
     sites: dict[str, tuple[Multiplication, Quantizer, Tensor, Array, Array]] = {}
