@@ -3,18 +3,20 @@
 Tests without a marker of `MARKERS` are the default tier: ``addopts`` in ``pyproject.toml`` leaves
 the others out, ``pytest -m ""`` runs everything. What takes more CPU time than its tier allows is
 listed at the end of a run, and passes: on a busy machine the same test takes several times as long.
-``--cpu-limit FACTOR`` makes it fail above that many times the limit; `.ci/run` asks for it.
+``--cpu-limit FACTOR`` makes it fail above that many times the limit, and lists the rooms at the
+end: their tests, CPU seconds and compilations. `.ci/run` asks for it; `--cpu-times` lists them too.
 """
 
 import contextlib
 import json
 import math
 import resource
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from time import process_time
 
+import jax
 import pytest
 
 MARKERS = frozenset({"slow", "process", "arm", "oracle", "document"})
@@ -50,7 +52,11 @@ _PROPERTY = (
     "seconds_of_cpu_and_limit"  # of a test's reports, which pytest-xdist brings to the controller
 )
 
-_setup = pytest.StashKey[float]()
+_COSTS = "cpu_seconds_and_compilations"
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+"""JAX's event of a program that it asks XLA for, or finds compiled on disk."""
+
+_setup = pytest.StashKey[tuple[float, int]]()
 
 
 def mark(items: list[pytest.Item]) -> None:
@@ -87,17 +93,26 @@ def _limit(item: pytest.Item) -> float:
 class CpuTimes:
     """Times every test by CPU, so that waiting for other processes counts for nothing.
 
-    All threads of the worker count, and the processes that a test started and waited for.
+    All threads of the worker count, and the processes that a test started and waited for. Programs
+    count where the worker compiles them, those that it reads from disk like others, so that the
+    number is the same whatever is kept there.
 
     Args:
-        path: file that gets a line of JSON per test, with the seconds of its fixtures (``setup``)
-            and its own (``call``); none where ``None``
+        path: file that gets a line of JSON per test, with the seconds of its fixtures (``setup``),
+            its own (``call``) and the compilations of both; none where ``None``
         factor: times the limit of a test above which it fails; none does where ``None``.
     """
 
     def __init__(self, path: Path | None, factor: float | None = None) -> None:
         self.path, self.factor = path, math.inf if factor is None else factor
         self.unwritten = ""
+        self.compiled = 0
+        jax.monitoring.register_event_duration_secs_listener(self._count)
+
+    def _count(self, event: str, duration_secs: float, **_: str | int) -> None:
+        """Counts a compilation: a listener of JAX's events."""
+        del duration_secs
+        self.compiled += event == _COMPILED
 
     def _write(self, line: str) -> None:
         """Writes a line, or keeps it for the next time: a test may have made files impossible."""
@@ -111,21 +126,25 @@ class CpuTimes:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
         """Times the fixtures; the limit leaves them out, since later tests may share them."""
-        start = _cpu_seconds()
+        start, compiled = _cpu_seconds(), self.compiled
         yield
-        item.stash[_setup] = _cpu_seconds() - start
+        item.stash[_setup] = _cpu_seconds() - start, self.compiled - compiled
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         """Times the test itself, and fails it where that was asked for."""
-        start = _cpu_seconds()
+        start, compiled = _cpu_seconds(), self.compiled
         try:
             yield
         finally:
             spent = _cpu_seconds() - start
+            setup, programs = item.stash[_setup]
+            programs += self.compiled - compiled
+            item.user_properties.append((_COSTS, (setup + spent, programs)))
             if self.path is not None:
-                times = {"setup": round(item.stash[_setup], 3), "call": round(spent, 3)}
-                self._write(json.dumps({"test": item.nodeid} | times) + "\n")
+                times = {"setup": round(setup, 3), "call": round(spent, 3)}
+                line = {"test": item.nodeid, **times, "compilations": programs}
+                self._write(json.dumps(line) + "\n")
             limit = _limit(item)
             if spent > limit:
                 item.user_properties.append((_PROPERTY, (spent, limit)))
@@ -137,19 +156,32 @@ class CpuTimes:
             )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Lists the tests above their limits, the slowest first."""
-        above = [
-            (*value, report.nodeid)
+        """Lists the tests above their limits, the slowest first, and the rooms where asked for."""
+        reports = [
+            report
             for reports in terminalreporter.stats.values()
             for report in reports
             if getattr(report, "when", None) == "call"
-            for name, value in report.user_properties
-            if name == _PROPERTY
         ]
+        properties = [(report.nodeid, dict(report.user_properties)) for report in reports]
+        above = [(*known[_PROPERTY], test) for test, known in properties if _PROPERTY in known]
         if above:
             terminalreporter.section("above their limits of CPU time")
             for spent, limit, test in sorted(above, reverse=True):
                 terminalreporter.line(f"{spent:.1f} s (limit {limit:g} s) {test}")
+        rooms = defaultdict[str, list[tuple[float, int]]](list)
+        for test, known in properties:
+            if _COSTS in known:
+                rooms["/".join(test.partition("::")[0].split("/")[:2])].append(known[_COSTS])
+        if rooms and not (self.path is None and math.isinf(self.factor)):
+            terminalreporter.section("CPU seconds and compilations by room")
+            every = [cost for costs in rooms.values() for cost in costs]
+            for room, costs in [*sorted(rooms.items()), ("all", every)]:
+                seconds, programs = (sum(column) for column in zip(*costs, strict=True))
+                terminalreporter.line(
+                    f"{room}: {len(costs)} tests, {seconds:.1f} s, {programs} compilations, "
+                    f"{programs / len(costs):.1f} a test"
+                )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
