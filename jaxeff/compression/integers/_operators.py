@@ -201,16 +201,24 @@ def q_codes(
     x: Float[Array, "*shape"], *, per_step: float, zero: int, lower: int, upper: int
 ) -> UInt8[Array, "*shape"]:
     """Writes values as codes by a product with 1 / step, which no compiler can rewrite."""
-
-    def rule(x: Array) -> tuple[Array]:
-        nearest = _nearest(x * jnp.float32(per_step))
-        steps = jnp.clip(nearest, float(lower - zero), float(upper - zero))
-        steps = jnp.where(jnp.isnan(x), float(lower - zero), steps)
-        return ((steps.astype(jnp.int32) + zero).astype(jnp.uint8),)
-
     attributes = {"per_step": float(per_step), "zero": zero, "lower": lower, "upper": upper}
+    rule = _kept(tuple(attributes.items()), _written)
     (y,) = _compat.export_composite(rule, (x,), "jaxeff.q_codes", attributes)
     return y
+
+
+def _written(attributes: Mapping[str, Any], x: Array) -> tuple[Array]:
+    zero, lower, upper = (attributes[name] for name in ("zero", "lower", "upper"))
+    nearest = _nearest(x * jnp.float32(attributes["per_step"]))
+    steps = jnp.clip(nearest, float(lower - zero), float(upper - zero))
+    steps = jnp.where(jnp.isnan(x), float(lower - zero), steps)
+    return ((steps.astype(jnp.int32) + zero).astype(jnp.uint8),)
+
+
+@functools.lru_cache(maxsize=512)
+def _kept(attributes: tuple[tuple[str, Any], ...], rule: Any, *first: Any) -> Any:
+    """Gives a rule its attributes: one function for equal ones, so that layers share a trace."""
+    return functools.partial(rule, *first, dict(attributes))
 
 
 def q_dense(
@@ -238,7 +246,7 @@ def q_conv2d(
 def _call(
     name: str, sums: Any, operands: tuple[Array, ...], attributes: Mapping[str, Any]
 ) -> Array:
-    rule = functools.partial(_pooled, sums, attributes)
+    rule = _kept(tuple(attributes.items()), _pooled, sums)
     (y,) = _compat.export_composite(rule, operands, f"jaxeff.{name}", attributes)
     return y
 
