@@ -97,7 +97,7 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
     """
     if isinstance(posterior, Draws):
         content = {"random": posterior.random, "params": named_leaves(posterior.params)}
-        known = {"likelihood": _name(posterior.likelihood)}
+        known = {"likelihood": _likelihood_name(posterior.likelihood)}
         save_pytree(path, content, {"posterior": _DRAWS} | known)
         return
     if isinstance(posterior, CorrelatedPosterior) and type(posterior.guide).__name__ in _GUIDES:
@@ -105,7 +105,7 @@ def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
         # The mean is nested like the parameters and goes by their paths, the rest by name.
         rest = {name: array for name, array in numbers.items() if name != "mean"}
         guide = {"name": type(posterior.guide).__name__, **dataclasses.asdict(posterior.guide)}
-        known = {"likelihood": _name(posterior.likelihood)}
+        known = {"likelihood": _likelihood_name(posterior.likelihood)}
         metadata = {"posterior": _JOINT, "guide": guide, "random": posterior.paths} | known
         save_pytree(path, {"numbers": rest, "mean": named_leaves(numbers["mean"])}, metadata)
         return
@@ -172,6 +172,7 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
         unseen = metadata.get("unseen")
         return Calibrated(posterior, factors, errors, unseen and tuple(unseen))
     if kind == _JOINT:
+        # A guide's file: its settings are in the metadata, its numbers are the arrays.
         settings = dict(metadata["guide"])
         name = settings.pop("name")
         if name not in _GUIDES:
@@ -180,6 +181,7 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
                 f"doesn't know; it knows {', '.join(_GUIDES)}."
             )
         means, paths = named_leaves(tree["mean"]), tuple(metadata["random"])
+        # Any variances do: what is checked are the paths and the shapes of what is random.
         _check(path, {p: Gaussian(m, m) if p in paths else m for p, m in means.items()}, params)
         guide = _GUIDES[name](**settings)
         stds = {p: jnp.ones(means[p].shape, tree["numbers"]["raw"].dtype) for p in paths}
@@ -201,7 +203,7 @@ def _gaussians(path: str | os.PathLike[str], tree: Any, random: Sequence[str], p
     return _arrange(leaves, params)
 
 
-def _name(likelihood: Likelihood | None) -> str | None:
+def _likelihood_name(likelihood: Likelihood | None) -> str | None:
     return likelihood if isinstance(likelihood, str) else None
 
 
@@ -261,7 +263,9 @@ def from_numpyro(
     }  # fmt: skip
     prefix = guide.prefix
     if isinstance(guide, autoguide.AutoDelta):
-        return _placed({n: (_of(params, f"{n}_{prefix}_loc"), None) for n in sites}, like)
+        return _as_parameters(
+            {n: (_guide_parameter(params, f"{n}_{prefix}_loc"), None) for n in sites}, like
+        )
     for name, site in sites.items():
         if not _unconstrained(site["fn"].support):
             raise ValueError(
@@ -270,12 +274,15 @@ def from_numpyro(
             )
     if isinstance(guide, autoguide.AutoNormal):
         each = {
-            n: (_of(params, f"{n}_{prefix}_loc"), _of(params, f"{n}_{prefix}_scale") ** 2)
+            n: (
+                _guide_parameter(params, f"{n}_{prefix}_loc"),
+                _guide_parameter(params, f"{n}_{prefix}_scale") ** 2,
+            )
             for n in sites
         }
-        return _placed(each, like)
+        return _as_parameters(each, like)
     mean, variance = _joint(guide, params, diagonal)
-    return _placed(_unravelled(guide, mean, variance, params, sites), like)
+    return _as_parameters(_unravelled(guide, mean, variance, params, sites), like)
 
 
 @core.validate(
@@ -322,13 +329,15 @@ def from_pyro(params: Mapping[str, Any], like: Any, *, ignore: Sequence[str] = (
         name: (jnp.asarray(mean), jnp.asarray(halves["scales"][name]) ** 2)
         for name, mean in halves["locs"].items() if name not in ignore
     }  # fmt: skip
-    return _placed(each, like)
+    return _as_parameters(each, like)
 
 
 def _joint(guide: Any, params: Mapping[str, Any], diagonal: bool) -> tuple[Any, Any]:
     """Reads mean and variances of a guide whose sites lie behind each other along one axis."""
     if isinstance(guide, autoguide.AutoDiagonalNormal):
-        return _of(params, f"{guide.prefix}_loc"), _of(params, f"{guide.prefix}_scale") ** 2
+        return _guide_parameter(params, f"{guide.prefix}_loc"), _guide_parameter(
+            params, f"{guide.prefix}_scale"
+        ) ** 2
     kinds = (autoguide.AutoMultivariateNormal, autoguide.AutoLowRankMultivariateNormal)
     if not isinstance(guide, kinds):
         raise TypeError(
@@ -367,7 +376,7 @@ def _unconstrained(support: Any) -> bool:
     return isinstance(transform, IdentityTransform)
 
 
-def _of(params: Mapping[str, Any], name: str) -> jax.Array:
+def _guide_parameter(params: Mapping[str, Any], name: str) -> jax.Array:
     if name not in params:
         raise ValueError(
             f"from_numpyro: params have no {name!r}, but {', '.join(sorted(params)) or 'nothing'}; "
@@ -376,7 +385,7 @@ def _of(params: Mapping[str, Any], name: str) -> jax.Array:
     return jnp.asarray(params[name])
 
 
-def _placed(each: Mapping[str, tuple[Any, Any]], like: Any) -> Any:
+def _as_parameters(each: Mapping[str, tuple[Any, Any]], like: Any) -> Any:
     """Gives sites the structure of a network's parameters, means and variances alike."""
     point = all(variance is None for _, variance in each.values())
     if like is not None:

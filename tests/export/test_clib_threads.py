@@ -46,22 +46,24 @@ static int run(net_threads *with, float *result)
     return code;
 }
 
-static void *caller(void *given)
+/* A thread of the user's: returns the address of `fine` if all results are the expected ones. */
+static int fine;
+
+static void *caller(void *unused)
 {
-    static const int fine = 1;
     float *result = malloc(sizeof expected);
     int i, bad = 0;
     for (i = 0; i < CALLS && !bad; i++)
         bad = run(&threads, result) != NET_OK || memcmp(result, expected, sizeof expected) != 0;
     free(result);
-    (void)given;
-    return bad ? NULL : (void *)(size_t)&fine;
+    (void)unused;
+    return bad ? NULL : &fine;
 }
 
 int main(void)
 {
     pthread_t callers[CALLERS];
-    void *fine;
+    void *returned;
     int i, bad = 0;
     for (i = 0; i < NET_X_SIZE; i++)
         x[i] = (float)(i % 17) / 16 - 0.5f;
@@ -77,8 +79,8 @@ int main(void)
     for (i = 0; i < CALLERS; i++)
         pthread_create(&callers[i], NULL, caller, NULL);
     for (i = 0; i < CALLERS; i++) {
-        pthread_join(callers[i], &fine);
-        bad |= fine == NULL;
+        pthread_join(callers[i], &returned);
+        bad |= returned != &fine;
     }
     net_stop(&threads);
     return bad ? 4 : 0;
@@ -100,7 +102,7 @@ def deployed(path, target="host") -> Bundle:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory) -> Bundle:
-    """The function, not to be damaged."""
+    """The function's bundle, which tests share and leave as it is."""
     return deployed(tmp_path_factory.mktemp("deployed") / "b")
 
 

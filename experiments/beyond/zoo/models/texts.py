@@ -31,6 +31,7 @@ class T5(nnx.Module):
         """Returns logits of the target's next tokens."""
         x, y = self.embed(source), self.embed(target)
         at = jnp.arange(x.shape[1])
+        # A number per head for each distance of two tokens, -7 to 7.
         bias = self.relative(at[:, None] - at[None] + 7).transpose(2, 0, 1)[None]
 
         def biased(query: jax.Array, key: jax.Array, value: jax.Array, **_: object) -> jax.Array:
@@ -118,6 +119,8 @@ class Mamba(nnx.Module):
         residual = self.embed(tokens)
         x, gate = jnp.split(self.enter(self.norm(residual)), 2, -1)
         x = nnx.silu(self.conv(x))
+        # h_t = keep_t h_(t-1) + new_t in each channel and state, and y_t = c_t h_t, where keep, new
+        # and c depend on the token.
         size = self.decay.shape[1]
         delta, b, c = jnp.split(self.select(x), [1, 1 + size], -1)
         delta = nnx.softplus(self.delta(delta))
@@ -125,7 +128,8 @@ class Mamba(nnx.Module):
         new = (delta * x)[..., None] * b[:, :, None]
 
         def step(h: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            h = at[0] * h + at[1]
+            keep_t, new_t = at
+            h = keep_t * h + new_t
             return h, h
 
         start = jnp.zeros(new[:, 0].shape, new.dtype)
