@@ -5,7 +5,7 @@ from typing import Any
 import equinox
 import jax
 
-from jaxeff.core._from_flax import Leaves, LibraryModel, Method
+from jaxeff.core._from_flax import Kept, Leaves, LibraryModel, Method, groups_left
 
 
 def read_equinox(model: Any, method: Method, keyed: bool, mutable: bool) -> LibraryModel:
@@ -40,8 +40,14 @@ def read_equinox(model: Any, method: Method, keyed: bool, mutable: bool) -> Libr
             return getattr(called, method)(*args, **kwargs), state
         return method(called, *args, **kwargs), state
 
-    def restored(params: Leaves, state: Leaves) -> Any:
-        return module_of(params, state, equinox.partition(model, equinox.is_array)[1])
+    def restored(params: Leaves, state: Leaves, kept: Kept) -> Any:
+        result = module_of(params, state, equinox.partition(model, equinox.is_array)[1])
+        is_convolution = lambda m: isinstance(m, equinox.nn.Conv)  # noqa: E731
+        for keys, m in jax.tree_util.tree_leaves_with_path(result, is_leaf=is_convolution):
+            if is_convolution(m) and (path := f"{_path(keys)}/weight".lstrip("/")) in kept:
+                # A module's own settings are fixed, but this one was just made.
+                object.__setattr__(m, "groups", groups_left(kept[path][0], m.groups))
+        return result
 
     return LibraryModel(run, params, state, restored)
 

@@ -14,12 +14,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 Method = str | Callable[..., Any] | None
 Leaves = dict[str, Any]
+Kept = Mapping[str, tuple[np.ndarray, ...]]
+"""Which indices of each axis of an array stay, by its path."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,21 @@ class LibraryModel:
             the new state by path.
         params: The trainable arrays by path.
         state: All other arrays by path.
-        restored: ``restored(params by path, state by path)`` makes a model of the same library.
+        restored: ``restored(params by path, state by path, kept by path)`` makes a model of the
+            same library; ``kept`` says which indices of each axis a plan leaves, if there is one.
         keys: The keys of a path where they aren't its parts between slashes.
     """
 
     run: Callable[[Any, Leaves, Leaves, tuple[Any, ...], dict[str, Any]], tuple[Any, Leaves]]
     params: Leaves
     state: Leaves
-    restored: Callable[[Leaves, Leaves], Any]
+    restored: Callable[[Leaves, Leaves, Kept], Any]
     keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def groups_left(kept: np.ndarray, groups: int) -> int:
+    """Counts the groups of a convolution that keep any of their channels `kept`."""
+    return int(kept.reshape(groups, -1).any(1).sum())
 
 
 def flatten(tree: Any, prefix: str = "") -> Leaves:
@@ -154,7 +163,7 @@ def read_nnx(model: nnx.Module, method: Method, keyed: bool, mutable: bool) -> L
             warn_of_training_mode(type(model).__name__, drawn, noted)
         return result, {path: after[path] for path in state}
 
-    def restored(params: Leaves, state: Leaves) -> nnx.Module:
+    def restored(params: Leaves, state: Leaves, _: Kept) -> nnx.Module:
         leaves = [(param_keys[path], leaf) for path, leaf in params.items()]
         leaves += [(state_keys[path], leaf) for path, leaf in state.items()]
         copy = nnx.clone(model)
@@ -240,7 +249,7 @@ def read_linen(
             warn_of_training_mode(name, [], _layers_of(p.split("/", 1)[-1] for p in written))
         return result, {path: flat[path] for path in state}
 
-    def restored(params: Leaves, state: Leaves) -> dict[str, Any]:
+    def restored(params: Leaves, state: Leaves, _: Kept) -> dict[str, Any]:
         return {**nest(state, keys), "params": nest(params, keys)}
 
     return LibraryModel(run, params, state, restored, keys)

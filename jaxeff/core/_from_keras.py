@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from jaxeff.core._from_flax import Leaves, LibraryModel, Method
+from jaxeff.core._from_flax import Kept, Leaves, LibraryModel, Method, groups_left
 
 _SIZES = {"Dense": "units", "Conv1D": "filters", "Conv2D": "filters", "Conv3D": "filters",
           "SeparableConv1D": "filters", "SeparableConv2D": "filters",
@@ -64,9 +64,9 @@ def read_keras(
         new = dict(zip(others, after, strict=True))
         return result, {path: new[path] for path in state}
 
-    def restored(params: Leaves, state: Leaves) -> keras.Model:
+    def restored(params: Leaves, state: Leaves, kept: Kept) -> keras.Model:
         changed = {path for path, leaf in params.items() if np.shape(leaf) != shapes[path]}
-        copy = _rebuilt(model, params, paths, changed)
+        copy = _rebuilt(model, params, paths, changed, kept)
         if not copy.built:
             copy.build(model.input_shape)
         leaves = {**values, **params, **state}
@@ -90,7 +90,7 @@ def _shared_prefix(paths: list[str]) -> str:
 
 
 def _rebuilt(
-    model: keras.Model, params: Leaves, paths: dict[int, str], changed: set[str]
+    model: keras.Model, params: Leaves, paths: dict[int, str], changed: set[str], kept: Kept
 ) -> keras.Model:
     """Builds a model again, with the numbers of channels that changed kernels have now."""
 
@@ -101,6 +101,8 @@ def _rebuilt(
         argument = _SIZES.get(type(layer).__name__)
         if argument and kernel is not None and paths[id(kernel)] in changed:
             config[argument] = int(np.shape(params[paths[id(kernel)]])[-1])
+            if config.get("groups", 1) > 1 and paths[id(kernel)] in kept:
+                config["groups"] = groups_left(kept[paths[id(kernel)]][-1], config["groups"])
         return type(layer).from_config(config)
 
     return keras.models.clone_model(model, clone_function=resized)

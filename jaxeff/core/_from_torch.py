@@ -15,22 +15,24 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from torch.nn.utils import parametrize
 
 try:
     from torchax.interop import JittableModule
     from torchax.ops.ops_registry import all_aten_ops, all_torch_functions
     from torchax.tensor import Environment
+    from torchax.view import View
 except ImportError as error:
     raise ImportError(
         "functional: a torch.nn.Module is run by torchax: pip install jaxeff[torch]"
     ) from error
 
-from jaxeff.core._from_flax import Leaves, LibraryModel, Method
+from jaxeff.core._from_flax import Kept, Leaves, LibraryModel, Method, groups_left
 
 
 def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: bool) -> LibraryModel:
     """Reads a module: its parameters, frozen ones too, and its buffers as state."""
-    module = copy.deepcopy(model)
+    module = _with_plain_weights(model)
     if not (keyed or mutable):
         module.eval()
     callable_module = JittableModule(module)
@@ -64,8 +66,8 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
         after = environment.t2j_iso({path: tensors[names[path]] for path in state})
         return _plain(environment.t2j_iso(result)), after
 
-    def restored(params: Leaves, state: Leaves) -> torch.nn.Module:
-        result = copy.deepcopy(model)
+    def restored(params: Leaves, state: Leaves, kept: Kept) -> torch.nn.Module:
+        result = _with_plain_weights(model)
         for path, leaf in {**params, **state}.items():
             _set(result, names[path], np.asarray(leaf))
         for name, first in all_names.items():
@@ -73,11 +75,73 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
                 owner, _, last = name.rpartition(".")
                 setattr(result.get_submodule(owner), last, result.get_parameter(first))
         for name, layer in result.named_modules():
-            _resize(layer)
+            _resize(layer, kept.get(_path(f"{name}.weight" if name else "weight")))
             _check_widths(name, layer)
         return result
 
     return LibraryModel(run, params, state, restored)
+
+
+def _with_plain_weights(model: torch.nn.Module) -> torch.nn.Module:
+    """Copies a module; weights that it computes of others (weight norm) are parameters there."""
+    # What the last call computed can't be copied as it is, for it has slopes.
+    computed = [
+        v for m in model.modules() for v in vars(m).values()
+        if isinstance(v, torch.Tensor) and v.grad_fn is not None
+    ]  # fmt: skip
+    module = copy.deepcopy(model, {id(v): v.detach().clone() for v in computed})
+    for layer in [*module.modules()]:
+        if parametrize.is_parametrized(layer):
+            _without_parametrizations(layer)
+        for hook in [*layer._forward_pre_hooks.values()]:
+            if remove := _REMOVED.get(type(hook).__name__):
+                remove(layer, hook.name)  # type: ignore[attr-defined]
+    return module
+
+
+def _without_parametrizations(layer: torch.nn.Module) -> None:
+    """Makes the weights that a layer computes its parameters."""
+    computing = layer.get_submodule("parametrizations").eval()  # a norm's estimate stays
+    made = {name: getattr(layer, name).detach().clone() for name, _ in computing.named_children()}
+    trained = any(p.requires_grad for p in computing.parameters())
+    # Not PyTorch's `remove_parametrizations`: it takes the weight from a class that a copy shares
+    # with the author's own layer.
+    layer.__class__ = layer.__class__.__bases__[0]
+    del layer.parametrizations
+    for name, value in made.items():
+        layer.register_parameter(name, torch.nn.Parameter(value, requires_grad=trained))
+
+
+_REMOVED = {
+    "WeightNorm": torch.nn.utils.remove_weight_norm,
+    "SpectralNorm": torch.nn.utils.remove_spectral_norm,
+}
+"""How hooks that compute weights, PyTorch's older way, are taken out."""
+
+
+class _Writing(Environment):
+    """An environment in which operations in place write through views, as `b[2:4].zero_()` does.
+
+    torchax knows some of them to. Of the others it would compute a result that nobody reads.
+    """
+
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if not (args and isinstance(args[0], View) and _writes(func)):
+            return super().dispatch(func, types, args, kwargs)
+        if self._get_op_or_decomp(func).is_view_op:
+            return super().dispatch(func, types, args, kwargs)
+        view, written = args[0], args[0].torch()
+        super().dispatch(func, types, (written, *args[1:]), kwargs)
+        view.update(written.jax())
+        return view
+
+
+def _writes(func: Any) -> bool:
+    """Returns whether an operation of PyTorch changes its first argument."""
+    if isinstance(func, torch._ops.OpOverload):
+        written = func._schema.arguments[0].alias_info
+        return written is not None and written.is_write
+    return False
 
 
 class _One:
@@ -94,7 +158,7 @@ def _environment() -> Environment:
     writes the products down, which would stand between layers and what can be fused with them.
     Functions whose arguments torchax calls otherwise take PyTorch's names too.
     """
-    environment = Environment()
+    environment = _Writing()
     aten = torch.ops.aten
 
     def replaced(op: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -131,6 +195,19 @@ def _environment() -> Environment:
 
         return make
 
+    def with_groups_apart(f: Callable[..., Any]) -> Callable[..., Any]:
+        def convolution(x: Any, w: Any, *args: Any) -> Any:
+            transposed, _, groups = args[-3:]
+            if transposed and 1 < groups < w.shape[0]:
+                # torchax reshapes [inputs, outputs a group] to [inputs a group, outputs]: groups
+                # have to go from the one axis to the other.
+                by_group = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+                w = jax.numpy.swapaxes(by_group, 0, 1).reshape(w.shape)
+            return f(x, w, *args)
+
+        return convolution
+
+    replaced(aten.convolution, with_groups_apart)
     for op in (aten.addmm, aten.addmv):
         replaced(op, without_factors)
     for function, names in _ARGUMENTS.items():
@@ -254,8 +331,11 @@ def _set(module: torch.nn.Module, name: str, value: np.ndarray) -> None:
     setattr(owner, last, tensor)
 
 
-def _resize(layer: torch.nn.Module) -> None:
-    """Corrects the numbers of channels that a layer remembers, which its weight tells."""
+def _resize(layer: torch.nn.Module, kept: Sequence[np.ndarray] | None) -> None:
+    """Corrects the numbers of channels that a layer remembers, which its weight tells.
+
+    How many groups a convolution has left it doesn't: a plan says which of its channels are kept.
+    """
     if isinstance(layer, torch.nn.RNNBase):
         layer.input_size, layer.hidden_size = (
             layer.get_parameter(name).shape[1] for name in ("weight_ih_l0", "weight_hh_l0")
@@ -266,9 +346,13 @@ def _resize(layer: torch.nn.Module) -> None:
     if isinstance(layer, torch.nn.Linear):
         layer.out_features, layer.in_features = weight.shape
     elif isinstance(layer, torch.nn.modules.conv._ConvTransposeNd):
+        if kept is not None:
+            layer.groups = groups_left(kept[0], layer.groups)
         layer.in_channels, layer.out_channels = weight.shape[0], weight.shape[1] * layer.groups
     elif isinstance(layer, torch.nn.modules.conv._ConvNd):
-        if 1 < layer.groups == layer.in_channels:  # depthwise: a group a channel
+        if kept is not None:
+            layer.groups = groups_left(kept[0], layer.groups)
+        elif 1 < layer.groups == layer.in_channels:  # depthwise: a group a channel
             layer.groups = weight.shape[0] * layer.in_channels // layer.out_channels
         layer.out_channels, layer.in_channels = weight.shape[0], weight.shape[1] * layer.groups
     elif isinstance(layer, torch.nn.modules.batchnorm._NormBase):

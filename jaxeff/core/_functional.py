@@ -183,7 +183,9 @@ def functional(
 
 
 @validate(params=parameter_tree)
-def restore(model: Any, params: Params, state: State | None = None, *args: Any) -> Any:
+def restore(
+    model: Any, params: Params, state: State | None = None, *args: Any, plan: Any = None
+) -> Any:
     """Makes a model of the author's own kind that holds other parameters: `functional`'s way back.
 
     Args:
@@ -192,23 +194,37 @@ def restore(model: Any, params: Params, state: State | None = None, *args: Any) 
         taken where the model's library can hold them: PyTorch's and Equinox's modules, Linen's
         variables, and layers of Keras that are built from a number of units or filters.
       state: Other arrays, as ``functional(model, mutable=True)`` returns them; those that
-        the model has if left out.
+        the model has if left out, of which a plan leaves what it says.
       *args: Variables or examples, as for `functional`.
+      plan: The `Plan` that made ``params`` smaller. It says what shapes don't: how many groups
+        of a grouped convolution are left.
 
     Returns:
       A copy of the module with these values; for Linen its variables, ``module.apply``'s first
       argument.
 
     Raises:
-      TypeError: ``model`` is of no kind that `functional` takes.
-      ValueError: A parameter is missing, unknown, or of a shape that the model can't hold.
+      TypeError: ``model`` is of no kind that `functional` takes, or ``plan`` is no plan.
+      ValueError: A parameter is missing, unknown, or of a shape that the model can't hold, or
+        that isn't what the plan leaves.
     """
     if not isinstance(params, Mapping):
         raise TypeError(
             f"restore: params must be a nested dict of arrays, not {type(params).__name__}."
         )
     reading = _read(model, args, None, keyed=False, mutable=False)
-    leaves = {**reading.state, **(flatten(state) if state else {})}
+    kept = {}
+    if plan is not None:
+        if not hasattr(plan, "check_small"):
+            raise TypeError(
+                f"restore: plan must be a Plan, as prune_plan makes one, not {type(plan).__name__}."
+            )
+        kept = plan.kept
+        plan.check_small(params)
+    leaves = {
+        path: leaf[np.ix_(*kept[path])] if path in kept and np.ndim(leaf) else leaf
+        for path, leaf in reading.state.items()
+    } | (flatten(state) if state else {})
     values = flatten(params)
     for what, leaves_by_path, expected in (
         ("parameter", values, reading.params), ("state", leaves, reading.state)
@@ -223,15 +239,16 @@ def restore(model: Any, params: Params, state: State | None = None, *args: Any) 
                 f"restore: {what} {name!r} {'is missing' if missing else 'is none of the model'}; "
                 f"a {type(model).__name__} has {sorted(expected)}."
             )
-    if state is None and reading.state:
+    if state is None and plan is None and reading.state:
         for path, leaf in values.items():
             if np.shape(leaf) != np.shape(reading.params[path]):
                 raise ValueError(
                     f"restore: {path!r} is {_show(_spec(leaf))} and was "
                     f"{_show(_spec(reading.params[path]))}, and the model's state has shapes of "
-                    "its own: give state=plan.shrink(state), of functional(model, mutable=True)."
+                    "its own: give the plan, restore(model, params, plan=plan), or "
+                    "state=plan.shrink(state), of functional(model, mutable=True)."
                 )
-    return reading.restored(values, leaves)
+    return reading.restored(values, leaves, kept)
 
 
 def _read(

@@ -147,6 +147,19 @@ class Plan:
         dependencies.check_crossed(groups, self.crossed)
         return masks
 
+    @property
+    def kept(self) -> dict[str, tuple[np.ndarray, ...]]:
+        """Which indices stay of each axis of each parameter and statistic, by its path.
+
+        Raises:
+            PlanError: It can't be carried out.
+        """
+        keep = self.concrete()
+        return {
+            path: tuple(dependencies.kept(axis, keep) for axis in axes)
+            for path, axes in self.channels.leaves.items()
+        }
+
     def shrink(self, tree: Any) -> Any:
         """Returns a tree of the model's shapes without what is removed.
 
@@ -160,11 +173,7 @@ class Plan:
         Raises:
             PlanError: A leaf has a parameter's name and another shape.
         """
-        keep = self.concrete()
-        cut = {
-            path: tuple(dependencies.kept(axis, keep) for axis in axes)
-            for path, axes in self.channels.leaves.items()
-        }
+        cut = self.kept
 
         def shrunk(path: Any, leaf: Any) -> Any:
             name = self.channels.find(leaf_path(path))
@@ -192,14 +201,12 @@ class Plan:
         Raises:
             PlanError: One has another; the message says how to get the right one.
         """
-        keep = self.concrete()
+        kept = self.kept
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             name = self.channels.find(leaf_path(path))
             if name is None or not jnp.shape(leaf):
                 continue
-            left = tuple(
-                int(dependencies.kept(axis, keep).sum()) for axis in self.channels.leaves[name]
-            )
+            left = tuple(int(where.sum()) for where in kept[name])
             if tuple(jnp.shape(leaf)) != left:
                 raise dependencies.PlanError(
                     f"{name} has shape {tuple(jnp.shape(leaf))}, but what the plan leaves of it "

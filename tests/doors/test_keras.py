@@ -97,3 +97,17 @@ def test_a_model_without_weights_is_built_by_examples():
         jaxeff.functional(model)
     f, params = jaxeff.functional(model, jnp.ones((2, 5)))
     assert f(params, jnp.ones((7, 5))).shape == (7, 3)
+
+
+def test_a_plan_says_how_many_groups_are_left(x):
+    inputs = keras.Input(x.shape[1:])
+    y = layers.Conv2D(8, 3, activation="relu")(inputs)
+    y = layers.Conv2D(16, 3, groups=4, activation="relu")(y)
+    model = keras.Model(inputs, layers.Conv2D(4, 1)(y))
+    f, params = jaxeff.functional(model)
+    plan = jaxeff.prune_plan(f, params, x, {"*:linear": Prune(0.5)})
+    small = plan.shrink(params)
+    restored = jaxeff.restore(model, small, plan=plan)
+    assert restored.layers[2].groups == 2
+    expected = jaxeff.pruned(f, plan)(small, x)
+    np.testing.assert_allclose(restored(x), expected, atol=1e-5)

@@ -1,5 +1,7 @@
 """Modules of PyTorch go through `functional`, the transforms, and back."""
 
+import fnmatch
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -148,7 +150,7 @@ def test_a_pruned_module_goes_back(net, x):
     f, params = jaxeff.functional(net)
     plan = jaxeff.prune_plan(f, params, x, {"*:linear": Prune(0.5)})
     small = plan.shrink(params)
-    with pytest.raises(ValueError, match=r"give state=plan.shrink\(state\)"):
+    with pytest.raises(ValueError, match=r"restore\(model, params, plan=plan\)"):
         jaxeff.restore(net, small)
     state = jaxeff.functional(net, mutable=True)[2]
     restored = jaxeff.restore(net, small, plan.shrink(state)).eval()
@@ -189,6 +191,54 @@ def test_groups_and_states_of_a_pruned_module_are_fewer(kind, shape):
     restored = jaxeff.restore(net, small).eval()
     expected = jaxeff.pruned(f, plan)(small, x)
     np.testing.assert_allclose(computed(restored, x), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "grouped",
+    [
+        lambda: torch.nn.Conv2d(8, 16, 3, groups=4), lambda: torch.nn.Conv2d(8, 16, 3, groups=8),
+        lambda: torch.nn.ConvTranspose2d(8, 16, 3, groups=4),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("only", ["*#1", "[!#]*", "*"])
+def test_a_plan_says_how_many_groups_are_left(grouped, only):
+    """Half of the groups, or half of the channels of each: the weight's shape may be the same."""
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), grouped(), torch.nn.BatchNorm2d(16)
+    net = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Conv2d(16, 4, 1)).eval()
+    x = np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype("float32")
+    f, params = jaxeff.functional(net)
+    channels = jaxeff.channels(f, params, x)
+    keep = {
+        g.name: np.arange(g.size) < g.size // 2
+        for g in channels.free if g.size > 1 and fnmatch.fnmatchcase(g.name, only)
+    }  # fmt: skip
+    plan = jaxeff.pruning.Plan(keep, channels)
+    small = plan.shrink(params)
+    restored = jaxeff.restore(net, small, plan=plan).eval()
+    expected = jaxeff.pruned(f, plan)(small, x)
+    np.testing.assert_allclose(computed(restored, x), expected, atol=1e-6)
+    if keep:
+        with pytest.raises(ValueError, match=r"give plan.shrink\(params\)"):
+            jaxeff.restore(net, params, plan=plan)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of the older way
+@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal", "older"])
+def test_weights_that_are_computed_are_read_as_what_they_are(kind):
+    torch.manual_seed(0)
+    norm = getattr(torch.nn.utils.parametrizations, kind, torch.nn.utils.weight_norm)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 6), norm(torch.nn.Linear(6, 3)))
+    net(torch.ones(2, 4))  # which leaves a weight with slopes behind, in the older way
+    net.eval()
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
+    before = computed(net, x)
+    f, params = jaxeff.functional(net)
+    assert params["1"]["weight"].shape == (3, 6)
+    np.testing.assert_allclose(f(params, x), before, atol=1e-6)
+    moved = jax.tree.map(lambda w: 0.9 * w, params)
+    np.testing.assert_allclose(computed(jaxeff.restore(net, moved), x), f(moved, x), atol=1e-6)
+    np.testing.assert_array_equal(computed(net, x), before)
 
 
 def test_a_width_that_pytorch_keeps_once_is_refused():
@@ -324,3 +374,31 @@ def test_sums_of_patches_are_cropped(x):
 
     f, params = jaxeff.functional(Folded())
     np.testing.assert_allclose(f(params, x), computed(Folded(), x), atol=1e-6)
+
+
+def test_groups_of_a_transposed_convolution_stay_apart():
+    torch.manual_seed(0)
+    net = torch.nn.ConvTranspose2d(8, 12, 3, stride=2, output_padding=1, groups=4)
+    x = np.random.default_rng(0).normal(size=(2, 8, 5, 5)).astype("float32")
+    f, params = jaxeff.functional(net)
+    np.testing.assert_allclose(f(params, x), computed(net, x), atol=1e-6)
+
+
+def test_operations_in_place_write_through_views(x):
+    """As Swin v2 sets the keys' biases to zero."""
+
+    class InPlace(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.arange(1.0, 9.0))
+
+        def forward(self, x):
+            bias = self.bias.clone()
+            bias[2:4].zero_()
+            bias[4:5].fill_(7.0)
+            y = x * bias
+            y[:, 1:].masked_fill_(y[:, 1:] > 0.5, 16.0)
+            return y
+
+    f, params = jaxeff.functional(InPlace())
+    np.testing.assert_allclose(f(params, x), computed(InPlace(), x), atol=1e-6)

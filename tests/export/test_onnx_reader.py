@@ -151,6 +151,21 @@ def test_a_pruned_model_goes_back(net, x):
         jaxeff.restore(net, {**params, "fc": {**params["fc"], "weight": weight(5, 7)}}, state)
 
 
+def test_a_plan_says_how_many_groups_are_left(x):
+    nodes = [
+        node("Conv", "x a", "h"), node("Relu", "h", "i"),
+        node("Conv", "i b", "j", group=4), node("Relu", "j", "k"), node("Conv", "k c", "y"),
+    ]  # fmt: skip
+    tensors = {"a": weight(8, 3, 3, 3), "b": weight(16, 2, 3, 3), "c": weight(4, 16, 1, 1)}
+    net = built(nodes, {"x": (4, 3, 6, 6)}, {"y": (4, 4, 2, 2)}, tensors)
+    f, params = jaxeff.functional(net)
+    plan = jaxeff.prune_plan(f, params, x, {"*:linear": Prune(0.5)})
+    small = plan.shrink(params)
+    after = jaxeff.restore(net, small, plan=plan)
+    assert [n.attribute[0].i for n in (after.graph.node[2], net.graph.node[2])] == [2, 4]
+    np.testing.assert_allclose(run(after, x), jaxeff.pruned(f, plan)(small, x), atol=1e-6)
+
+
 def pair(name, result, step, zero=""):
     """A pair that rounds a value, and its name."""
     grid = f"{step} {zero}".strip()

@@ -45,7 +45,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from jaxeff.compression import LayerQuantization, PostTrained
-from jaxeff.core import LibraryModel, functional
+from jaxeff.core import Kept, LibraryModel, functional, groups_left
 from jaxeff_export.onnx_files import _operators as operators
 from jaxeff_export.onnx_files._graph import OnnxError, StoredWeight, with_inner
 from jaxeff_export.onnx_files._grids import dequantized, requantized, stored_weights, without_pairs
@@ -204,10 +204,17 @@ def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryM
         results = [jax.tree.map(jnp.asarray, result) for result in results]
         return results[0] if len(outputs) == 1 else tuple(results), state
 
-    def restored(params: dict[str, Any], state: dict[str, Any]) -> onnx.ModelProto:
+    def restored(params: dict[str, Any], state: dict[str, Any], kept: Kept) -> onnx.ModelProto:
         leaves = {names[path]: np.asarray(leaf) for path, leaf in {**params, **state}.items()}
         leaves |= {n: requantized(leaves[n], weight) for n, weight in integers.items()}
-        return _with_initializers(model, leaves)
+        result = copy.deepcopy(model)
+        by_name = {names[path]: axes for path, axes in kept.items() if path in names}
+        for node in result.graph.node:
+            if node.op_type in ("Conv", "ConvTranspose") and node.input[1] in by_name:
+                for attribute in node.attribute:
+                    if attribute.name == "group":
+                        attribute.i = groups_left(by_name[node.input[1]][0], attribute.i)
+        return _with_initializers(result, leaves)
 
     keys: dict[str, tuple[str, ...]] = {
         path: (path,) for name, path in paths.items() if path == name
@@ -255,8 +262,7 @@ def _paths(names: Sequence[str]) -> dict[str, str]:
     return {name: path if stands_alone(path) else name for name, path in cut.items()}
 
 
-def _with_initializers(model: onnx.ModelProto, leaves: Mapping[str, np.ndarray]) -> Any:
-    result = copy.deepcopy(model)
+def _with_initializers(result: onnx.ModelProto, leaves: Mapping[str, np.ndarray]) -> Any:
     reshaped = False
     for tensor in result.graph.initializer:
         if tensor.name not in leaves:
