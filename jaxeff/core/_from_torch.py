@@ -102,13 +102,15 @@ def _with_plain_weights(model: torch.nn.Module) -> torch.nn.Module:
 def _without_parametrizations(layer: torch.nn.Module) -> None:
     """Makes the weights that a layer computes its parameters."""
     computing = layer.get_submodule("parametrizations").eval()  # a norm's estimate stays
-    made = {name: getattr(layer, name).detach().clone() for name, _ in computing.named_children()}
+    weights = {
+        name: getattr(layer, name).detach().clone() for name, _ in computing.named_children()
+    }
     trained = any(p.requires_grad for p in computing.parameters())
     # Not PyTorch's `remove_parametrizations`: it takes the weight from a class that a copy shares
     # with the author's own layer.
     layer.__class__ = layer.__class__.__bases__[0]
     del layer.parametrizations
-    for name, value in made.items():
+    for name, value in weights.items():
         layer.register_parameter(name, torch.nn.Parameter(value, requires_grad=trained))
 
 

@@ -175,7 +175,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.ensemble": {"init": lambda key: PARAMS},
     "jaxeff.functional": {"model": nnx.Linear(3, 2, rngs=nnx.Rngs(0)), "args": ()},
     "jaxeff.restore": {
-        "model": nnx.Linear(3, 2, rngs=nnx.Rngs(0)), "args": (), "state": {},
+        "model": nnx.Linear(3, 2, rngs=nnx.Rngs(0)), "args": (), "state": {}, "plan": None,
         "params": {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)},
     },
     "jaxeff.moments": {"noise": {"fc1": Additive(0.1)}, "shared": True},
