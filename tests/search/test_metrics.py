@@ -45,7 +45,7 @@ def test_a_search_weighs_named_metrics(tmp_path):
     space = SearchSpace.read(f, params, data[0][:1])
     candidates = Candidates(f, params, data, data, space, steps=0, batch_size=32, metrics=metrics)
     options = {
-        "agent": RandomSearch(), "latency": bit_operations, "target": 0.5, "episodes": 4,
+        "agent": RandomSearch(), "latency": bit_operations, "target": 0.5, "episodes": 2,
         "actions": Actions(round_to=4), "reward": OneSided(), "progress": False,
         "folder": tmp_path,
     }  # fmt: skip

@@ -72,9 +72,9 @@ def test_scores_of_sure_networks_keep_their_digits():
         Gaussian(SURE, jnp.asarray(var, jnp.float32)),
         JointGaussian(SURE, jnp.asarray(var[:, :, None] * np.eye(6), jnp.float32)),
     ):
-        scores = u.moment_information(outputs)
+        scores = jax.jit(u.moment_information)(outputs)
         np.testing.assert_allclose(scores[above], information[above], rtol=1e-4)
-        seen = u.token_uncertainty(outputs).variance
+        seen = jax.jit(u.token_uncertainty)(outputs).variance
         large = spread > 1e-35
         np.testing.assert_allclose(seen[large], spread[large], rtol=1e-4)
 
@@ -98,5 +98,5 @@ def test_information_of_sure_members_keeps_its_digits():
 def test_a_masked_token_adds_nothing():
     outputs = Gaussian(jnp.array([[1.0, 0.0, -jnp.inf]]), jnp.array([[0.1, 0.1, 0.1]]))
     without = Gaussian(outputs.mean[:, :2], outputs.var[:, :2])
-    masked, plain = u.token_uncertainty(outputs), u.token_uncertainty(without)
+    masked, plain = map(jax.jit(u.token_uncertainty), (outputs, without))
     np.testing.assert_allclose(jnp.stack(masked), jnp.stack(plain), rtol=1e-6)
