@@ -21,7 +21,9 @@ are initial values, and noise of 5 % of each.
 
 Models that are loops are tried on every microcontroller, too, as int8 libraries on an emulated one.
 
-`--full` takes networks of published sizes (224 x 224 pixels, one image).
+`--full` takes networks of published sizes (224 x 224 pixels, one image). `--models` takes small
+networks of torchvision, timm, Keras and transformers too (`pip install "jaxeff[torch,keras]"
+torchvision timm transformers`), whose names begin with the library's.
 
 Models with a package in their name are built of it, the others written here. For equimo's
 `jaxeff[zoo]` is enough. The others' packages ask for more than pip finds a set of, and need less:
@@ -39,7 +41,7 @@ from matplotlib.axes import Axes
 
 from experiments.beyond.trials import in_processes
 from experiments.beyond.zoo.cells import COLUMNS, CORES
-from experiments.beyond.zoo.models import LOOPS, MODELS, REAL
+from experiments.beyond.zoo.models import LOOPS, MODELS, OF_LIBRARIES, REAL
 from experiments.harness import (
     SELECTS,
     Claim,
@@ -79,7 +81,8 @@ class Settings:
 
 def cells(run: Run[Settings]) -> list[Row]:
     """Fills the table, each model's row by processes of its own."""
-    models = choose(run.settings.models or MODELS, (*MODELS, *REAL), "model")
+    known = (*MODELS, *REAL, *OF_LIBRARIES)
+    models = choose(run.settings.models or MODELS, known, "model")
     columns = choose(run.settings.columns, tuple(COLUMNS), "column")
     tasks = [
         (model, column)

@@ -19,6 +19,7 @@ from experiments.beyond.trials import Cell, apart, judged
 from experiments.beyond.zoo.models import Subject
 from experiments.timing import interleaved
 from jaxeff import Additive, Crossbar, Gaussian, Int
+from jaxeff.adapters import LoRA, init_lora, merge_lora
 from jaxeff.compression import calibrate, integer_aware
 from jaxeff.ensembles import Members
 from jaxeff.moment_propagation import is_gaussian
@@ -178,6 +179,17 @@ def pruned(s: Subject) -> Cell:
     return Cell("right" if error <= 1e-4 else "wrong", sizes[0] / sizes[1], words)
 
 
+def lora(s: Subject) -> Cell:
+    """Updates beside the layers compute what they do once they are merged into the weights."""
+    spec = {LINEAR: LoRA(rank=2)}
+    adapters = init_lora(_KEY, s.f, s.params, s.args, spec)
+    # Second factors begin at zero, where an update has no effect.
+    adapters = jax.tree.map(lambda a: 0.1 * jax.random.normal(_KEY, a.shape), adapters)
+    beside = jax.jit(jaxeff.lora(s.f, spec))(s.params, adapters, *s.args)
+    merged = merge_lora(s.f, s.params, adapters, s.args, spec)
+    return judged(apart(beside, jax.jit(s.f)(merged, *s.args)), 1e-4)
+
+
 def ensemble(s: Subject) -> Cell:
     """Each member computes what its parameters do."""
     g, members = jaxeff.ensemble(_KEY, s.f, s.params, {s.last: Members(3)})
@@ -319,7 +331,7 @@ COLUMNS: Mapping[str, Callable[[Subject], Cell]] = {
     of.__name__: of
     for of in (
         functional, noisy, quantized, integer, moments, linear, verdict, pruned, ensemble, analog,
-        deploy, a72, onnx, litert,
+        lora, deploy, a72, onnx, litert,
     )
 } | {core: _on(core) for core in CORES}  # fmt: skip
 """What is tried, by name."""

@@ -10,6 +10,7 @@ from flax import nnx
 
 import jaxeff
 from experiments.beyond.zoo.models import graphs, images, mobiles, networks, texts
+from experiments.beyond.zoo.models.libraries import OF_LIBRARIES
 from experiments.beyond.zoo.models.packages import PACKAGES
 from jaxeff.contrib import Decoder, DecoderConfig
 from jaxeff.nn import ResNet8
@@ -119,8 +120,8 @@ def subject(name: str) -> Subject:
     Raises:
         ImportError: The package that it is of isn't installed.
     """
-    if name in PACKAGES:
-        f, params, args, alone, last = PACKAGES[name]()
+    if build := {**PACKAGES, **OF_LIBRARIES}.get(name):
+        f, params, args, alone, last = build()
         return Subject(name, f, params, args, alone, last)
     make, data, last = ZOO[name]
     model, args = make(nnx.Rngs(0)), data()
