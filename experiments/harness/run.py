@@ -90,6 +90,7 @@ class Run(Generic[S]):
             identity["version"] = version
         self.left = 0
         self._planned: list[Any] = []
+        self._asked: list[Any] = []  # tasks whose rows this run has, in order
         self._kept_only = order.kept
         self._commit = commit()
         self._clock = 0.0  # the first task takes what the process has taken to start
@@ -190,17 +191,19 @@ class Run(Generic[S]):
     def made(self, rows: int) -> list[dict[str, Any]]:
         """Counts tasks, rows and CPU seconds by the commit and machine that made them.
 
+        Of the tasks that this run asked for: others in its journal are of runs that share it.
+
         Args:
             rows: Of the report, all made by this process where none are kept by task.
         """
-        if len(self._kept):
-            return journals.makers(self._done(self._kept))
+        if self._asked:
+            return journals.makers(self._done(self._asked))
         return [{**self._spending(), "tasks": 1, "rows": rows}]
 
-    def _done(self, kept: Journal) -> Iterator[journals.Done]:
-        for task in kept:
+    def _done(self, tasks: Iterable[Any]) -> Iterator[journals.Done]:
+        for task in tasks:
             spent = self._spent[task] if task in self._spent else None  # noqa: SIM401
-            yield journals.Done(task, kept[task], spent)
+            yield journals.Done(task, self._kept[task], spent)
 
     def _add(self, task: Any, rows: Iterable[Row]) -> None:
         """Keeps a task's rows with the commit that made them, and what it took."""
@@ -217,6 +220,8 @@ class Run(Generic[S]):
 
     def _rows(self, task: Any) -> list[Row]:
         """The rows of a task that is done, without the commit where it is that of this run."""
+        if task not in self._asked:
+            self._asked.append(task)
         mine = self._commit.items()
         # The report says its own commit once: in rows it would be a column that tells nothing.
         return [

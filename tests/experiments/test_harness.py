@@ -283,6 +283,24 @@ def test_a_report_says_who_made_its_rows_and_a_packed_journal_hands_them_over(
         journals.unpack(packed)
 
 
+def test_a_report_counts_the_tasks_it_asked_for_and_not_others_of_its_journal(
+    quiet, tmp_path, monkeypatch
+):
+    def whole(run):
+        return Found([*run.keep("heads", lambda: [{"side": "heads"}]),
+                         *run.keep("tails", lambda: [{"side": "tails"}])])  # fmt: skip
+
+    def half(run):
+        return Found(run.keep("tails", lambda: [{"side": "tails"}]))
+
+    bare = replace(quiet, claims=(), tables=())
+    monkeypatch.setattr(run, "commit", lambda: {"commit": "first"})
+    replace(bare, parts=(whole,)).main(["--results", str(tmp_path)])
+    assert [one["tasks"] for one in read(tmp_path / "coins.json")["made"]] == [2]
+    replace(bare, parts=(half,)).main(["--results", str(tmp_path)])
+    assert [one["tasks"] for one in read(tmp_path / "coins.json")["made"]] == [1]
+
+
 def test_rows_of_another_version_of_a_study_are_refused(quiet, tmp_path, capsys):
     quiet.main(["--results", str(tmp_path)])
     assert read(tmp_path / "coins.json")["study_version"] == 1
