@@ -158,15 +158,16 @@ def publish(path: Path, name: str = "") -> Path:
         The page.
 
     Raises:
-        FileNotFoundError: The study draws figures, and there are none beside the JSON.
+        FileNotFoundError: The study draws figures, and their folder isn't beside the JSON.
     """
     content, name = json.loads(path.read_text()), name or path.stem
     RUNS.mkdir(parents=True, exist_ok=True)
     pictures = sorted(path.with_suffix("").glob("*.png"))
-    # A study leaves them in its folder of results; a JSON that went elsewhere is without them.
-    if not pictures and study_of(content["experiment"])[1].plots:
+    # A study leaves them in its folder of results, some parts none; a JSON that went elsewhere is
+    # without the folder.
+    if not path.with_suffix("").is_dir() and study_of(content["experiment"])[1].plots:
         raise FileNotFoundError(
-            f"{path.with_suffix('')} has no figures; publish the JSON that lies beside the folder "
+            f"there is no folder {path.with_suffix('')} of figures; publish the JSON that lies beside the folder "
             "of the run's figures, or move that folder there"
         )
     for old in figures_of(name):
