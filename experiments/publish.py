@@ -167,8 +167,8 @@ def publish(path: Path, name: str = "") -> Path:
     # without the folder.
     if not path.with_suffix("").is_dir() and study_of(content["experiment"])[1].plots:
         raise FileNotFoundError(
-            f"there is no folder {path.with_suffix('')} of figures; publish the JSON that lies beside the folder "
-            "of the run's figures, or move that folder there"
+            f"there is no folder {path.with_suffix('')} of figures; publish the JSON that lies "
+            "beside the folder of the run's figures, or move that folder there"
         )
     for old in figures_of(name):
         (RUNS / old).unlink()
