@@ -12,7 +12,7 @@ the adapters: under `jax.vmap` over several of them it is computed once.
 
 Sharp edges:
     Adapters belong to parameters: all uses of a shared layer have the same ones.
-    A convolution's update is computed of patches, which takes memory.
+    A convolution's update is a convolution to `rank` channels, then one of single taps.
     Sites inside a loop over stacked parameters are refused, for their weight is another in every
     pass; a loop that closes over its parameters, and `remat`, are not.
     Moments are taken of the adapted function, `moments(lora(f, spec))`, not the reverse; where the
@@ -197,7 +197,11 @@ def _beside(setting: Any, layer: Layer, key: Any, *values: Any) -> Sequence[Any]
             x = values[data]
         a, b = (adapter[name].astype(x.dtype) for name in ("a", "b"))
         # Through the narrow middle: never the product of a and b, which is as large as W.
-        update = each.setting.scale * contraction.restore(contraction.rows(x) @ a @ b)
+        if contraction.is_convolution:
+            update = contraction.single_taps(core.bind(eqn, x, contraction.weight(a))[0], b)
+        else:
+            update = contraction.restore(contraction.rows(x) @ a @ b)
+        update = each.setting.scale * update
         return [outputs[0] + update.astype(outputs[0].dtype)]
 
     return run_nodes(layer.nodes, layer.inputs, values, layer.outputs, bound)

@@ -85,6 +85,15 @@ def test_a_layer_is_its_formula():
                                atol=1e-5)  # fmt: skip
 
 
+def test_a_convolution_has_no_patches():
+    # Their size is that of the image times the kernel's taps.
+    f, params, x = build("groups")
+    spec = {"conv": LoRA(2)}
+    adapters = init_lora(KEY, f, params, x, spec)
+    jaxpr = jax.make_jaxpr(lora(f, spec))(params, adapters, x)
+    assert max(v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars) <= x.size
+
+
 @pytest.mark.slow
 def test_globs_choose_the_layers():
     f, params, x = build("attention")

@@ -172,6 +172,17 @@ def test_a_batch_of_another_size_and_a_kernel_without_inputs(drawn):
 @pytest.mark.slow
 @FEW
 @given(convolutions())
+def test_a_narrow_kernel_and_single_taps_are_two_products(drawn):
+    f, c, x, _ = read(drawn)
+    groups, inputs, outputs = c.matrix_shape
+    a, b = whole_numbers((groups, inputs, 2), 2), whole_numbers((groups, 2, outputs), 3)
+    expected = c.restore(jnp.matmul(c.rows(x), a, precision="highest") @ b)
+    np.testing.assert_array_equal(c.single_taps(f(x, c.weight(a)), b), expected)
+
+
+@pytest.mark.slow
+@FEW
+@given(convolutions())
 def test_channels_last_is_the_same_convolution(drawn):
     f, c, x, w = read(drawn)
     np.testing.assert_array_equal(c.in_channels_last(x, w), f(x, w))

@@ -257,7 +257,8 @@ class Contraction:
         """Brings `[g, in, out]` back to the layout of the matrix operand.
 
         Args:
-            matrix: What `matrix` returned; one with a single input gets summed axes of size one.
+            matrix: What `matrix` returned; one with a single input gets summed axes of size one. A
+                convolution's may have any number of outputs.
         """
         batch, inputs, free = self.batch(self.side), self._inputs, self.free(self.side)
         order = free + inputs if self.is_convolution else batch + inputs + free
@@ -265,8 +266,20 @@ class Contraction:
         # A single input stands for any: where one is rounded at a time, or a scale shared by all.
         is_full = matrix.shape[1] > 1 or all(shape[axis] == 1 for axis in inputs)
         sizes = [shape[axis] if is_full or axis not in inputs else 1 for axis in order]
+        if self.is_convolution:
+            sizes[0] = matrix.shape[0] * matrix.shape[2]
         flat = matrix.swapaxes(1, 2) if self.is_convolution else matrix
         return flat.reshape(sizes).transpose(_inverse(order))
+
+    def single_taps(self, y: Any, matrix: Any) -> Any:
+        """Multiplies the channels of a convolution's result by `[g, in, out]`, group by group."""
+        kernel = matrix.swapaxes(1, 2).reshape(-1, matrix.shape[1], *(1,) * (y.ndim - 2))
+        _, layout, out = self.layouts
+        return lax.conv_general_dilated(
+            y, kernel.transpose(_inverse(layout)), (1,) * (y.ndim - 2), "VALID",
+            dimension_numbers=lax.ConvDimensionNumbers(out, layout, out),
+            feature_group_count=self.groups, precision=self.params["precision"],
+        )  # fmt: skip
 
     def rows(self, x: Any, side: int | None = None) -> Any:
         """Brings the operand beside the matrix to `[g, rows, in]`; a convolution's to patches.
