@@ -54,6 +54,16 @@ def test_counted_keys_are_folded_ones():
         assert key == jax.random.fold_in(jax.random.fold_in(KEY, np.uint32(name)), use)
 
 
+def test_a_second_call_outside_of_jit_compiles_nothing(caplog):
+    g = noisy(F, SPEC)
+    g(KEY, PARAMS, X)
+    with jax.log_compiles():
+        g(KEY, PARAMS, X)
+        assert not [line for line in caplog.messages if "XLA compilation" in line]
+        jax.jit(lambda x: 3 * x)(X)
+    assert [line for line in caplog.messages if "XLA compilation" in line]
+
+
 def test_equal_layers_share_what_reads_their_noise():
     """A function per layer would compile for as long as all layers do."""
     shape = 8, 300

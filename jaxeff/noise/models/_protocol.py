@@ -23,6 +23,7 @@ References:
     Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -303,15 +304,15 @@ def counted_keys(key: PRNGKeyArray, numbers: Sequence[Sequence[int]]) -> PRNGKey
         key: The key.
         numbers: Numbers to fold in: by level, one for each result.
     """
-
-    def fold(words: Any, level: Any) -> tuple[Any, None]:
-        first, second = words
-        return jax_internals.counter_words(first, second, level), None
-
     words: Any = jnp.broadcast_to(jax.random.key_data(key)[:, None], (2, len(numbers[0])))
     # A loop, so that the generator is compiled once for all levels.
-    words, _ = jax.lax.scan(fold, tuple(words), np.array(numbers, np.uint32))
+    words, _ = jax.lax.scan(_fold, tuple(words), np.array(numbers, np.uint32))
     return jax.random.wrap_key_data(jnp.stack(words, -1), impl="threefry2x32")
+
+
+def _fold(words: Any, level: Any) -> tuple[Any, None]:
+    first, second = words
+    return jax_internals.counter_words(first, second, level), None
 
 
 def drawn_together(draws: Sequence[Draw], keys: PRNGKeyArray) -> list[Array]:
@@ -366,6 +367,15 @@ def _numbers(words: Any, which: Sequence[int], rows: Sequence[int], normal: bool
     key_of = np.pad(np.repeat(np.asarray(which, np.uint32), rows), (0, left))
     row = np.pad(np.concatenate([np.arange(n, dtype=np.uint32) for n in rows]), (0, left))
 
+    chunks = [a.reshape(steps, of_step) for a in (key_of, row)]
+    return _drawn_in_steps(words, *chunks, normal)
+
+
+# Compiled once for calls outside of `jit`; inside of one it leaves no trace.
+@functools.partial(jax.jit, static_argnums=3, inline=True)
+def _drawn_in_steps(words: Array, keys: Array, rows: Array, normal: bool) -> Array:
+    """Draws rows of numbers, `[steps, rows of a step]` of them, by the number of their key."""
+
     def step(chunk: tuple[Array, Array]) -> Array:
         key, row = chunk
         places = row[:, None] * np.uint32(_ROW) + np.arange(_ROW, dtype=np.uint32)[None]
@@ -382,5 +392,4 @@ def _numbers(words: Any, which: Sequence[int], rows: Sequence[int], normal: bool
 
     # A loop, so that XLA compiles the generator once: outside of one it would put a copy into every
     # function that reads some of the numbers. A step's arrays stay in the processor's cache.
-    chunks = [jnp.asarray(a.reshape(steps, of_step)) for a in (key_of, row)]
-    return jax.lax.map(step, tuple(chunks)).reshape(-1, _ROW)
+    return jax.lax.map(step, (keys, rows)).reshape(-1, _ROW)
