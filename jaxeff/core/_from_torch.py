@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 try:
     from torchax.interop import JittableModule
     from torchax.ops.ops_registry import all_aten_ops, all_torch_functions
-    from torchax.tensor import Environment
+    from torchax.tensor import Environment, Tensor
     from torchax.view import View
 except ImportError as error:
     raise ImportError(
@@ -63,6 +63,8 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
             _hooked(module),
         ):  # fmt: skip
             result = callable_module.functional_call(called, tensors, {}, *args, **kwargs)
+        for part in jax.tree.leaves(result, is_leaf=_is_tensor):
+            _check_current(part)
         after = environment.t2j_iso({path: tensors[names[path]] for path in state})
         return _plain(environment.t2j_iso(result)), after
 
@@ -124,18 +126,83 @@ _REMOVED = {
 class _Writing(Environment):
     """An environment in which operations in place write through views, as `b[2:4].zero_()` does.
 
-    torchax knows some of them to. Of the others it would compute a result that nobody reads.
+    torchax knows slices as views, and of them some operations; of the others it would compute a
+    result that nobody reads. Other views (`view`, `transpose`, `chunk`) it copies: what PyTorch
+    would see changed is refused when it is read.
     """
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if not (args and isinstance(args[0], View) and _writes(func)):
-            return super().dispatch(func, types, args, kwargs)
-        if self._get_op_or_decomp(func).is_view_op:
-            return super().dispatch(func, types, args, kwargs)
-        view, written = args[0], args[0].torch()
-        super().dispatch(func, types, (written, *args[1:]), kwargs)
-        view.update(written.jax())
-        return view
+        for tensor in jax.tree.leaves(args, is_leaf=_is_tensor):
+            _check_current(tensor)
+        first = args[0] if args else None
+        if not _writes(func):
+            result = super().dispatch(func, types, args, kwargs)
+            if isinstance(first, Tensor) and _is_alias(func):
+                # One for all parts of a chunk: what changes one leaves the others as they are.
+                source = [first, getattr(first, "_changes", 0)]
+                for part in jax.tree.leaves(result, is_leaf=_is_tensor):
+                    if isinstance(part, Tensor) and part is not first:
+                        part._source = source
+            return result
+        if isinstance(first, View) and not self._get_op_or_decomp(func).is_view_op:
+            result, written = first, first.torch()
+            super().dispatch(func, types, (written, *args[1:]), kwargs)
+            first.update(written.jax())
+        else:
+            result = super().dispatch(func, types, args, kwargs)
+        while isinstance(first, View):
+            first = first.parent
+        _note_change(first, func)
+        return result
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _note_change(tensor: Any, func: Any) -> None:
+    """Notes that a tensor was changed in place, and with it what it is a view of."""
+    tensor._changes = getattr(tensor, "_changes", 0) + 1
+    while source := getattr(tensor, "_source", None):
+        base = source[0]
+        base._changes = getattr(base, "_changes", 0) + 1
+        base._stale = str(func)
+        source[1] = base._changes
+        tensor = base
+
+
+def _check_current(tensor: Any) -> None:
+    """Refuses a tensor that PyTorch would see changed through a view, of which torchax has a copy.
+
+    Raises:
+        NotImplementedError: It is one.
+    """
+    while isinstance(tensor, View):
+        tensor = tensor.parent
+    base, changes = getattr(tensor, "_source", None) or (None, 0)
+    if (op := getattr(tensor, "_stale", None)) or (
+        base is not None and getattr(base, "_changes", 0) != changes
+    ):
+        raise NotImplementedError(
+            f"functional: a tensor of shape {tuple(tensor.shape)} is read after "
+            f"{op or 'an operation in place'} changed what it shares memory with (a view, "
+            "transpose or chunk): torchax copies these. Write the operation out of place."
+        )
+
+
+def _is_alias(func: Any) -> bool:
+    """Returns whether the result of an operation of PyTorch is always a view of its argument."""
+    if not isinstance(func, torch._ops.OpOverload) or not func._schema.returns:
+        return False
+    alias = func._schema.returns[0].alias_info
+    return alias is not None and func.overloadpacket not in _PERHAPS_COPIES
+
+
+_PERHAPS_COPIES = {
+    getattr(torch.ops.aten, name)
+    for name in ("contiguous", "reshape", "to", "flatten", "lift_fresh")
+}
+"""Operations whose result may be a copy in PyTorch, or their argument itself."""
 
 
 def _writes(func: Any) -> bool:

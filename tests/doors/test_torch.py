@@ -402,3 +402,33 @@ def test_operations_in_place_write_through_views(x):
 
     f, params = jaxeff.functional(InPlace())
     np.testing.assert_allclose(f(params, x), computed(InPlace(), x), atol=1e-6)
+
+
+def test_what_changed_behind_a_copied_view_is_refused(x):
+    class Module(torch.nn.Module):
+        def __init__(self, forward):
+            super().__init__()
+            self.forward = forward
+
+    def read_after(x):
+        y = x + 1
+        y.transpose(1, 2).mul_(2)
+        return y.relu()
+
+    def returned(x):
+        y = x + 1
+        view = y.view(-1)
+        y.add_(1)
+        return view
+
+    def apart(x):
+        a, b = (x + 1).chunk(2, -1)
+        a.mul_(2)
+        return torch.cat([a, b], -1).flatten(1).relu_()
+
+    for forward in (read_after, returned):
+        f, params = jaxeff.functional(Module(forward))
+        with pytest.raises(NotImplementedError, match="Write the operation out of place"):
+            f(params, x)
+    f, params = jaxeff.functional(Module(apart))
+    np.testing.assert_allclose(f(params, x), computed(Module(apart), x), atol=1e-6)
