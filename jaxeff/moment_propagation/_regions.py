@@ -52,13 +52,14 @@ from jaxeff.moment_propagation.rules import (
     Rule,
     gauss_legendre,
     gauss_pair,
+    gelu,
     map_linear,
     piecewise,
     relu,
 )
 from jaxeff.program import Layer
 from jaxeff.program.ir import Node, Value, run_nodes
-from jaxeff.program.reading import Constant, reduces
+from jaxeff.program.reading import Constant, reduces, symbolic
 
 
 def masked_alike(nodes: Sequence[Node], root: Value, env: Environment) -> list[Node]:
@@ -472,6 +473,11 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
         if moments is not None:
             env.write(outputs, moments)
             return
+        factor, tanh = (0.0, False) if kinks else _as_gelu(nodes, root, outputs, env)
+        if factor:
+            result = gelu(x, tanh)
+            env.write(outputs, [_values.Gaussian(factor * result.mean, factor**2 * result.var)])
+            return
     limited = dependence.is_limited(nodes)
     # Each kink is one more piece of 20 nodes. Without any, or with too many, the line is split at
     # zero, where activations change fastest.
@@ -530,6 +536,55 @@ def _integral(
     if y is None:
         return gauss_legendre(lambda at: fn(at, *values), x, points, limited=limited)
     return gauss_pair(lambda *at: fn(*at, *values), x, y, points, limited)
+
+
+_PROBES = (-30.0, -5.0, -2.6, -1.3, -0.6, -0.1, 0.3, 0.9, 1.8, 3.1, 30.0)
+"""Where a function is asked whether it is GELU; its two forms differ by up to 5e-4."""
+
+
+def _as_gelu(
+    nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
+) -> tuple[float, bool]:
+    """Returns by what GELU is multiplied, and whether it is the approximation; 0 if it isn't one.
+
+    However it is written, its values tell: those at a few numbers are compared.
+    """
+    if len(outputs) != 1 or not any(n.primitive in _GATES for n in nodes):
+        return 0.0, False
+    known = {v: env.number(v) for n in nodes for v in n.values if v in env.values and v is not root}
+    if None in known.values() or outputs[0].aval.dtype not in (jnp.float32, jnp.float64):
+        return 0.0, False
+
+    def at(probe: float) -> float | None:
+        numbers = {
+            v: Constant(np.asarray(n, v.aval.dtype), n) for v, n in {**known, root: probe}.items()
+        }
+        with jax.ensure_compile_time_eval():
+            result = symbolic.SymbolicReader().nodes(nodes, numbers, outputs)[0]
+        return result.number if isinstance(result, Constant) else None
+
+    last = at(_PROBES[-1])
+    if not last:
+        return 0.0, False
+    factor, forms = last / _PROBES[-1], [False, True]
+    for probe in _PROBES[:-1]:
+        value = at(probe)
+        if value is None:
+            return 0.0, False
+        forms = [
+            t for t in forms if abs(value / factor - _gelu(probe, t)) < 1e-6 * (1 + abs(probe))
+        ]
+        if not forms:
+            return 0.0, False
+    return factor, forms[0]
+
+
+_GATES = {p.erf_p, p.erfc_p, p.tanh_p, p.logistic_p, p.exp_p}
+
+
+def _gelu(x: float, tanh: bool) -> float:
+    inner = math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    return 0.5 * x * (1 + (inner if tanh else math.erf(x / math.sqrt(2))))
 
 
 def _closed_form(

@@ -14,7 +14,7 @@ from jaxeff.nn import ACTIVATIONS as SOURCE_TABLE
 MEANS, STDS = map(
     np.ravel, np.meshgrid([-4, -2, -1, -0.3, 0, 0.3, 1, 2, 4.0], [0.01, 0.1, 0.5, 1, 2, 5, 10.0])
 )
-# Integrated by quadrature; every other one has a closed form.
+# Integrated by quadrature, GELU by four exponentials; every other one has an exact closed form.
 QUADRATURE = {
     "Tanh", "Softsign", "Mish", "SELU", "gelu", "GELU", "LogSigmoid", "Sigmoid", "Softplus", "ELU",
     "CELU", "SiLU", "Tanhshrink", "normal_cdf",
@@ -142,6 +142,44 @@ def test_clip_is_exact_for_any_bounds(low, width, mean, std):
     first = moment(1)
     assert abs(ours.mean[0] - first) < 1e-8, edges
     assert abs(ours.var[0] - (moment(2) - first**2)) < 1e-8
+
+
+WRITTEN = {
+    "exact": (lambda x: jax.nn.gelu(x, approximate=False), 1, False),
+    "by erf": (lambda x: x * 0.5 * (1 + jax.lax.erf(x / 2**0.5)), 1, False),
+    "scaled": (lambda x: -3 * jax.nn.gelu(2 * x, approximate=False) + 1, 6, False),
+    "approximate": (jax.nn.gelu, 1, True),
+    "approximate, by a power": (
+        lambda x: 0.5 * x * (1 + jnp.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * jnp.power(x, 3.0)))),
+        1,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_gelu_is_recognised_by_its_values_however_it_is_written(form, oracle):
+    plain, slope, tanh = WRITTEN[form]
+    mean = jnp.array([-2.0, -0.3, 0.0, 0.8, 3.0])
+    x = Gaussian(mean, jnp.full(5, 0.25))
+    text = str(jax.make_jaxpr(propagated(plain))(x))
+    # No axis of nodes: quadrature would have one of twenty.
+    assert "[20" not in text
+    # The approximation has a correction that the exact form hasn't.
+    assert len(text.splitlines()) > 300 if tanh else len(text.splitlines()) < 300
+    expected = oracle.exact(plain, np.asarray(mean), np.full(5, 0.5))
+    assert max(errors(propagated(plain)(x), expected, 0.5 * slope)) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [jax.nn.silu, lambda x: x * jax.nn.sigmoid(1.702 * x), lambda x: jax.nn.gelu(x) + 1e-3 * x],
+)
+def test_what_is_like_gelu_is_not_taken_for_it(plain, oracle):
+    mean = jnp.array([-2.0, -0.3, 0.0, 0.8, 3.0])
+    ours = propagated(plain)(Gaussian(mean, jnp.full(5, 0.25)))
+    expected = oracle.exact(plain, np.asarray(mean), np.full(5, 0.5))
+    assert max(errors(ours, expected, 0.5)) < 2e-5
 
 
 def test_variance_of_a_relu_keeps_its_digits_where_the_textbook_form_loses_all():
