@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -37,6 +38,15 @@ def read_keras(
                 "functional(model, x), or call it once."
             )
         model(*examples)
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False):
+            raise ValueError(
+                f"functional: {layer.name} is stateful: what it keeps from call to call is none of "
+                "the model's variables; build it with stateful=False and pass states on yourself."
+            )
+    # As Keras itself does where a model's `call` doesn't ask for it.
+    takes = inspect.signature(model.call).parameters.values()
+    trains = any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in takes)
     shared = _shared_prefix([v.path for v in model.variables])
     paths = {id(v): v.path[len(shared) :] for v in model.variables}
     seeds = {
@@ -54,7 +64,7 @@ def read_keras(
     def run(
         key: Any, params: Leaves, state: Leaves, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Leaves]:
-        kwargs = {"training": keyed or mutable, **kwargs}
+        kwargs = {**({"training": keyed or mutable} if trains else {}), **kwargs}
         rest = dict(state)
         for i, path in enumerate(sorted(seeds)) if keyed else ():
             rest[path] = jax.random.bits(jax.random.fold_in(key, i), (2,), jnp.uint32)
@@ -78,6 +88,9 @@ def read_keras(
                     f"Keras builds has {tuple(variable.shape)}."
                 )
             variable.assign(leaf)
+        for layer in copy._flatten_layers():
+            if hasattr(layer, "finalize_state"):
+                layer.finalize_state()  # a `Normalization` computes with copies of its variables
         return copy
 
     return LibraryModel(run, params, state, restored)

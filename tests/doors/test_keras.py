@@ -111,3 +111,35 @@ def test_a_plan_says_how_many_groups_are_left(x):
     assert restored.layers[2].groups == 2
     expected = jaxeff.pruned(f, plan)(small, x)
     np.testing.assert_allclose(restored(x), expected, atol=1e-5)
+
+
+def test_adapted_statistics_go_back():
+    data = np.random.default_rng(0).normal(2.0, 3.0, (20, 4)).astype("float32")
+    statistics = layers.Normalization()
+    statistics.adapt(data)
+    model = keras.Sequential([keras.Input((4,)), statistics, layers.Dense(3)])
+    f, params = jaxeff.functional(model)
+    restored = jaxeff.restore(model, params)
+    np.testing.assert_allclose(f(params, data), model(data), atol=1e-6)
+    np.testing.assert_allclose(restored(data), model(data), atol=1e-6)
+
+
+def test_a_call_without_training_is_called_without():
+    class Plain(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model, x = Plain(), np.ones((2, 4), "float32")
+    f, params = jaxeff.functional(model, x)
+    np.testing.assert_allclose(f(params, x), model(x), atol=1e-6)
+
+
+def test_states_that_keras_hides_are_refused():
+    inputs = keras.Input(batch_shape=(2, 5, 3))
+    model = keras.Model(inputs, layers.LSTM(4, stateful=True, name="memory")(inputs))
+    with pytest.raises(ValueError, match="memory is stateful"):
+        jaxeff.functional(model)
