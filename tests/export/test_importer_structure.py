@@ -94,6 +94,7 @@ def test_dot_general(data, dtype):
     [
         ("bqhd,bkhd->bhqk", (2, 97, 3, 4), (2, 101, 3, 4)),
         ("bhqk,bkhd->bqhd", (2, 3, 96, 5), (2, 5, 3, 100)),
+        ("bhqk,bkhd->bqhd", (2, 3, 97, 5), (2, 5, 3, 32)),
         ("qbrd,dkb->bqrk", (12, 2, 8, 3), (3, 96, 2)),
         ("bqcd,dbkc->bkq", (2, 96, 2, 3), (3, 2, 97, 2)),
     ],

@@ -48,7 +48,7 @@ def lanes_of(length: int) -> int | None:
 
 
 _TRANSPOSED_ROWS = 8  # so many rows pay for transposing the other operand
-_MOVED_ROWS = 96  # so many rows and columns pay for moving batches to the front of both
+_MOVED = 32, 96  # so many rows, and columns, or the reverse pay for moving batches to the front
 
 
 @rule("stablehlo.dot_general")
@@ -137,7 +137,8 @@ def _pays_to_move(
     """Tells whether a matmul repays moving batches to the front, as in attention over long texts.
 
     An element is moved once and read as often as the other operand has rows or columns. Of few the
-    loop nest takes a third to two thirds of the time.
+    loop nest takes a third to two thirds of the time. Weights by values, of 197 tokens and 64
+    channels a head, take .39 of the nest's time as a matmul, .52 of 32 channels.
     """
     shapes = (lhs.type.shape, rhs.type.shape)
     if not all(isinstance(n, int) for shape in (*shapes, result) for n in shape):
@@ -146,7 +147,7 @@ def _pays_to_move(
         math.prod(shape[d] for d in axes)
         for shape, axes in zip(shapes, (rows, columns), strict=True)
     )
-    return min(counts) >= _MOVED_ROWS
+    return all(n >= least for n, least in zip(sorted(counts), _MOVED, strict=True))
 
 
 def _moved(
