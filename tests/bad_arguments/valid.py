@@ -38,12 +38,13 @@ from jaxeff.bayes import NUTS, Draws, MCMCResult, MixturePosterior, ivon, swag
 from jaxeff.compression import BitSensitivity, HessianTrace, Int, QuantizationErrors, grid
 from jaxeff.compression import Uniform as UniformGrid
 from jaxeff.contrib import Incremental, Tokenizer
+from jaxeff.core import functional
 from jaxeff.ensembles import RBF, Ensemble, Members, NoiseImages, Spectral, ensemble, mimo
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.noise import Additive
 from jaxeff.photonics import ChaoticLight, PhotonicWeights
 from jaxeff.program import Cost, Layer, Program
-from jaxeff.pruning import Budget, Channels, Plan, Prune
+from jaxeff.pruning import Budget, Channels, Plan, Prune, prune_plan
 from jaxeff.pruning.scores import l1
 from jaxeff.robustness import NoiseSensitivity
 from jaxeff.search import Candidate, Candidates, Refinement, SearchSpace
@@ -100,6 +101,7 @@ TWO = ensemble(KEY, f, PARAMS, {"fc2": Members(2)})[0]
 PROBS = jnp.full((4, 2), 0.5)
 LOGITS = Gaussian(jnp.zeros((4, 2)), jnp.ones((4, 2)))
 POINTS = jax.random.normal(KEY, (20, 3))
+LINEAR = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
 SCORES = jnp.linspace(0.1, 1.0, 4)
 IMAGES = jnp.ones((4, 4, 4, 1))
 SITES = ("fc1", "fc2")
@@ -173,10 +175,10 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.uncertainty.negative_log_density": {"x": POINTS, "train": POINTS},
     "jaxeff.cost": {"bits": {"fc1": (4, 4)}},
     "jaxeff.ensemble": {"init": lambda key: PARAMS},
-    "jaxeff.functional": {"model": nnx.Linear(3, 2, rngs=nnx.Rngs(0)), "args": ()},
+    "jaxeff.functional": {"model": LINEAR, "args": ()},
     "jaxeff.restore": {
-        "model": nnx.Linear(3, 2, rngs=nnx.Rngs(0)), "args": (), "state": {}, "plan": None,
-        "params": {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)},
+        "model": LINEAR, "args": (), "state": {}, "params": functional(LINEAR)[1],
+        "plan": prune_plan(*functional(LINEAR), POINTS, {}),
     },
     "jaxeff.moments": {"noise": {"fc1": Additive(0.1)}, "shared": True},
     "jaxeff.prune_plan": {"budget": Budget(macs=0.5)},
