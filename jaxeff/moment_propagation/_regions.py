@@ -56,6 +56,7 @@ from jaxeff.moment_propagation.rules import (
     map_linear,
     piecewise,
     relu,
+    silu,
 )
 from jaxeff.program import Layer
 from jaxeff.program.ir import Node, Value, run_nodes
@@ -473,9 +474,12 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
         if moments is not None:
             env.write(outputs, moments)
             return
-        factor, tanh = (0.0, False) if kinks else _as_gelu(nodes, root, outputs, env)
-        if factor:
-            result = gelu(x, tanh)
+        gate = None if kinks else _gate(nodes, root, outputs, env)
+        if gate is not None:
+            rule, inner, factor = gate
+            if inner != 1:
+                x = _values.Gaussian(inner * x.mean, inner**2 * _values.to_variance(x).var)
+            result = rule(x)
             env.write(outputs, [_values.Gaussian(factor * result.mean, factor**2 * result.var)])
             return
     limited = dependence.is_limited(nodes)
@@ -538,22 +542,23 @@ def _integral(
     return gauss_pair(lambda *at: fn(*at, *values), x, y, points, limited)
 
 
+_Rule = Callable[[_values.Random], _values.Gaussian]
 _PROBES = (-30.0, -5.0, -2.6, -1.3, -0.6, -0.1, 0.3, 0.9, 1.8, 3.1, 30.0)
-"""Where a function is asked whether it is GELU; its two forms differ by up to 5e-4."""
+"""Where a function is asked whether it is GELU or SiLU; GELU's two forms differ by up to 5e-4."""
 
 
-def _as_gelu(
+def _gate(
     nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
-) -> tuple[float, bool]:
-    """Returns by what GELU is multiplied, and whether it is the approximation; 0 if it isn't one.
+) -> tuple[_Rule, float, float] | None:
+    """Returns the rule of a gate, by what its input and its result are multiplied, if it is one.
 
     However it is written, its values tell: those at a few numbers are compared.
     """
     if len(outputs) != 1 or not any(n.primitive in _GATES for n in nodes):
-        return 0.0, False
+        return None
     known = {v: env.number(v) for n in nodes for v in n.values if v in env.values and v is not root}
     if None in known.values() or outputs[0].aval.dtype not in (jnp.float32, jnp.float64):
-        return 0.0, False
+        return None
 
     def at(probe: float) -> float | None:
         numbers = {
@@ -563,28 +568,40 @@ def _as_gelu(
             result = symbolic.SymbolicReader().nodes(nodes, numbers, outputs)[0]
         return result.number if isinstance(result, Constant) else None
 
-    last = at(_PROBES[-1])
-    if not last:
-        return 0.0, False
-    factor, forms = last / _PROBES[-1], [False, True]
-    for probe in _PROBES[:-1]:
+    last, first, one = at(_PROBES[-1]), at(_PROBES[0]), at(1.0)
+    if last is None or first is None or one is None:
+        return None
+    # Of c x S(x) with S(x) + S(-x) = 1.
+    factor = (last - first) / _PROBES[-1]
+    if not factor or not math.isfinite(factor):
+        return None
+    share = one / factor
+    # SiLU's is S(1) = 1 / (1 + exp(-b)), to as many digits as float32 tells.
+    slope = round(math.log(share / (1 - share)), 5) if 0 < share < 1 else 0.0
+    exact, approximate = (functools.partial(gelu, tanh=tanh) for tanh in (False, True))
+    forms: list[tuple[_Rule, float, Callable[[float], float]]] = [
+        (exact, 1.0, _plain_gelu),
+        (approximate, 1.0, _plain_tanh_gelu),
+    ]
+    if slope:
+        forms.append((silu, slope, lambda x: 0.5 * x * (1 + math.tanh(0.5 * slope * x))))
+    for probe in _PROBES:
         value = at(probe)
         if value is None:
-            return 0.0, False
-        forms = [
-            t for t in forms if abs(value / factor - _gelu(probe, t)) < 1e-6 * (1 + abs(probe))
-        ]
-        if not forms:
-            return 0.0, False
-    return factor, forms[0]
+            return None
+        forms = [f for f in forms if abs(value / factor - f[2](probe)) < 1e-6 * (1 + abs(probe))]
+    return next(((rule, inner, factor / inner) for rule, inner, _ in forms), None)
 
 
 _GATES = {p.erf_p, p.erfc_p, p.tanh_p, p.logistic_p, p.exp_p}
 
 
-def _gelu(x: float, tanh: bool) -> float:
-    inner = math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
-    return 0.5 * x * (1 + (inner if tanh else math.erf(x / math.sqrt(2))))
+def _plain_gelu(x: float) -> float:
+    return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
+
+
+def _plain_tanh_gelu(x: float) -> float:
+    return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def _closed_form(

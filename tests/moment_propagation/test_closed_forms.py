@@ -14,7 +14,7 @@ from jaxeff.nn import ACTIVATIONS as SOURCE_TABLE
 MEANS, STDS = map(
     np.ravel, np.meshgrid([-4, -2, -1, -0.3, 0, 0.3, 1, 2, 4.0], [0.01, 0.1, 0.5, 1, 2, 5, 10.0])
 )
-# Integrated by quadrature, GELU by four exponentials; every other one has an exact closed form.
+# Integrated by quadrature, GELU and SiLU by few exponentials; every other one is exact.
 QUADRATURE = {
     "Tanh", "Softsign", "Mish", "SELU", "gelu", "GELU", "LogSigmoid", "Sigmoid", "Softplus", "ELU",
     "CELU", "SiLU", "Tanhshrink", "normal_cdf",
@@ -173,13 +173,59 @@ def test_gelu_is_recognised_by_its_values_however_it_is_written(form, oracle):
 
 @pytest.mark.parametrize(
     "plain",
-    [jax.nn.silu, lambda x: x * jax.nn.sigmoid(1.702 * x), lambda x: jax.nn.gelu(x) + 1e-3 * x],
+    [
+        lambda x: x * jax.nn.sigmoid(1.702 * x),
+        lambda x: jax.nn.gelu(x) + 1e-3 * x,
+        lambda x: jax.nn.silu(x) + 1e-3 * x,
+        lambda x: x * jnp.tanh(x),
+    ],
 )
-def test_what_is_like_gelu_is_not_taken_for_it(plain, oracle):
+def test_what_is_like_a_gate_is_not_taken_for_it(plain, oracle):
     mean = jnp.array([-2.0, -0.3, 0.0, 0.8, 3.0])
     ours = propagated(plain)(Gaussian(mean, jnp.full(5, 0.25)))
     expected = oracle.exact(plain, np.asarray(mean), np.full(5, 0.5))
     assert max(errors(ours, expected, 0.5)) < 2e-5
+
+
+SILUS = {
+    "as jax has it": (jax.nn.silu, 1),
+    "a product": (lambda x: x * jax.nn.sigmoid(x), 1),
+    "a quotient": (lambda x: x / (1 + jnp.exp(-x)), 1),
+    "by tanh": (lambda x: 0.5 * x * (1 + jnp.tanh(x / 2)), 1),
+    "scaled": (lambda x: -3 * jax.nn.silu(2 * x) + 1, 6),
+    "swish": (lambda x: x * jax.nn.sigmoid(1.702 * x), 1),
+    "swish of a negative slope": (lambda x: x * jax.nn.sigmoid(-0.5 * x), 1),
+}
+
+
+@pytest.mark.parametrize("form", SILUS)
+def test_silu_is_recognised_by_its_values_however_it_is_written(form, oracle):
+    plain, slope = SILUS[form]
+    mean = jnp.array([-2.0, -0.3, 0.0, 0.8, 3.0])
+    x = Gaussian(mean, jnp.full(5, 0.25))
+    # No axis of nodes: quadrature would have one of twenty.
+    assert "[20" not in str(jax.make_jaxpr(propagated(plain))(x))
+    expected = oracle.exact(plain, np.asarray(mean), np.full(5, 0.5))
+    assert max(errors(propagated(plain)(x), expected, 0.5 * slope)) < 2e-5
+
+
+def test_silu_holds_its_error_from_tiny_to_huge_deviations(oracle):
+    # On both sides of the variances where the form changes (0.01 and 0.15), and far in both tails.
+    stds = np.r_[np.geomspace(0.003, 30, 30), 0.0999, 0.1001, 0.3872, 0.3874]
+    mean, std = map(np.ravel, np.meshgrid(np.linspace(-24, 24, 49), stds))
+    expected = oracle.exact(jax.nn.silu, mean, std)
+    with jax.enable_x64():
+        x = Gaussian(jnp.asarray(mean), jnp.asarray(std**2))
+        off_mean, off_var = errors(jax.jit(propagated(jax.nn.silu))(x), expected, std)
+    assert off_mean < 1e-5
+    assert off_var < 2e-5
+
+
+def test_silu_of_what_is_infinite_is_certain():
+    x = Gaussian(jnp.array([jnp.inf, -jnp.inf]), jnp.ones(2))
+    ours = propagated(jax.nn.silu)(x)
+    np.testing.assert_array_equal(ours.mean, [jnp.inf, 0])
+    np.testing.assert_array_equal(ours.var, 0)
 
 
 def test_variance_of_a_relu_keeps_its_digits_where_the_textbook_form_loses_all():
