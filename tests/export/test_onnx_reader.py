@@ -469,6 +469,111 @@ def test_damaged_and_hostile_files_are_refused(net, tmp_path):
     refused(grown, r"Expand \(node 'grown', operator set 18\) asks for an array", weight(1))
 
 
+def one(op, x, *others, opset=18, results="y", **attributes):
+    """A model of one node that reads an array and constants."""
+    names = ["x", *(f"c{i}" for i in range(len(others)))]
+    node_ = helper.make_node(op, names, results.split(), "n", **attributes)
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    info = [helper.make_tensor_value_info("x", kind, x.shape)]
+    ends = [helper.make_empty_tensor_value_info(r) for r in results.split()]
+    named = [
+        numpy_helper.from_array(np.asarray(a), n) for a, n in zip(others, names[1:], strict=True)
+    ]
+    graph = helper.make_graph([node_], "net", info, ends, named)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("op", "x", "others", "attributes"),
+    [
+        # Halves of whole numbers go towards zero, and results keep the dtype of whole numbers.
+        ("ReduceMean", np.int32([[-1, -2, -4], [1, 2, 4]]), [np.int64([1])], {}),
+        ("ReduceLogSumExp", np.int32([[1, 2, 3], [4, 5, 7]]), [np.int64([1])], {}),
+        ("Pow", np.int32([2, 3, 9]), [np.float32(0.5)], {}),
+    ],
+)
+def test_corners_are_those_of_onnx_runtime(op, x, others, attributes):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = one(op, x, *others, **attributes)
+    want = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    for end, array in zip(model.graph.output, want, strict=True):
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        end.type.CopyFrom(helper.make_tensor_type_proto(kind, array.shape))
+    f, params = from_onnx(model)
+    for g in (f, jax.jit(f)):
+        results = g(params, jnp.asarray(x))
+        results = results if isinstance(results, tuple) else (results,)
+        for ours, array in zip(results, want, strict=True):
+            np.testing.assert_array_equal(ours, array, strict=True)
+
+
+def test_a_mask_of_old_operator_sets_has_the_inputs_dtype():
+    model = one("Dropout", np.float32([2, 3]), opset=7, results="y mask")
+    for end in model.graph.output:
+        end.type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, (2,)))
+    f, params = from_onnx(model)
+    assert f(params, np.float32([2, 3]))[1].dtype == np.float32
+
+
+@pytest.mark.parametrize("ends", ["step", "value"])
+def test_a_long_loop_ends_when_its_condition_says(ends):
+    """The first step's condition is known, and says nothing about the others."""
+    value = helper.make_tensor_value_info
+    condition = {"step": node("Less", "i five", "goes"), "value": node("Less", "next six", "goes")}
+    body = helper.make_graph(
+        [node("Add", "h w", "next"), condition[ends]],
+        "body",
+        [value("i", TensorProto.INT64, ()), value("flag", TensorProto.BOOL, ()),
+         value("h", TensorProto.FLOAT, ())],
+        [value("goes", TensorProto.BOOL, ()), value("next", TensorProto.FLOAT, ())],
+    )  # fmt: skip
+    tensors = {
+        "trips": np.asarray(300), "yes": np.asarray(True), "w": np.float32(1),
+        "five": np.asarray(5), "six": np.float32(6),
+    }  # fmt: skip
+    loop = node("Loop", "trips yes x", "y", "loop", body=body)
+    f, params = from_onnx(built([loop], {"x": ()}, {"y": ()}, tensors))
+    assert f(params, jnp.float32(0)) == jax.jit(f)(params, jnp.float32(0)) == 6
+
+
+def test_a_place_beyond_a_sequence_is_refused_when_traced():
+    nodes = [node("SequenceConstruct", "x x", "s"), node("SequenceAt", "s i", "y", "at")]
+    f, params = from_onnx(built(nodes, {"x": (2,)}, {"y": (2,)}, {"i": np.asarray(5)}))
+    with pytest.raises(OnnxError, match=r"SequenceAt \(node 'at', .* a sequence of 2, \(\)"):
+        jax.jit(f)(params, np.zeros(2, np.float32))
+
+
+IMAGE, KERNEL = np.ones((1, 2, 5, 5), np.float32), np.ones((2, 2, 2, 2), np.float32)
+ROWS = np.ones((4, 5), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("op", "x", "others", "attributes", "words"),
+    [
+        ("Gather", ROWS, [np.int64([0, 4])], {}, "indices from 0 to 4 on axis 0, which has 4"),
+        ("GatherND", ROWS, [np.int64([[0, -6]])], {}, "from -6 to -6 on axis 1, which has 5"),
+        ("GatherElements", ROWS, [np.int64([[9]])], {}, "from 9 to 9 on axis 0"),
+        ("ScatterND", ROWS, [np.int64([[9]]), ROWS[:1]], {}, "from 9 to 9 on axis 0"),
+        ("ScatterElements", ROWS, [np.int64([[9]]), ROWS[:1, :1]], {}, "from 9 to 9 on axis 0"),
+        ("TopK", ROWS, [np.int64([9])], {"results": "y i"}, "asks for 9 of 5 values"),
+        ("MaxPool", IMAGE, [], {"kernel_shape": [6, 1]}, r"kernel of \[6, 1\] for positions"),
+        ("Conv", IMAGE, [KERNEL], {"kernel_shape": [3, 3]}, r"kernel of \[3, 3\], and weights"),
+        ("ConvTranspose", IMAGE, [KERNEL], {"strides": [3, 3], "auto_pad": "SAME_UPPER"},
+         "strides beyond its kernel"),
+        ("RNN", ROWS[None], [np.ones((1, 2, 5), "f"), np.ones((1, 2, 2), "f")],
+         {"hidden_size": 3}, "hidden_size 3, and weights of 2"),
+        ("BatchNormalization", IMAGE, [np.ones(2, "f")] * 4, {"opset": 9, "results": "y a b c d"},
+         "training mode"),
+        ("Add", np.int32([1]).astype("i8"), [np.int64([2**33])], {}, "enable x64"),
+    ],
+)  # fmt: skip
+def test_what_runtimes_do_not_take_is_not_computed(op, x, others, attributes, words):
+    model = one(op, x, *others, **attributes)
+    for end in model.graph.output:
+        end.type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, ()))
+    refused(model, words, jnp.asarray(x))
+
+
 def test_recursive_functions_are_refused():
     call = helper.make_node("Again", ["a"], ["b"], domain="own")
     sets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]

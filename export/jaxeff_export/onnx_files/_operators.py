@@ -124,8 +124,31 @@ def aligned(*values: Value) -> tuple[Any, list[Any]]:
     """Returns NumPy or JAX, and the arrays with axes in front so that all have the same number."""
     xp = module_of(*values)
     rank = max(np.ndim(v) for v in values)
-    arrays = [xp.asarray(v) for v in values]
+    arrays = [np.asarray(v) if xp is np else in_range(v) for v in values]
     return xp, [x.reshape((1,) * (rank - x.ndim) + x.shape) for x in arrays]
+
+
+def in_range(x: Value) -> Any:
+    """Returns an array of JAX; integers of 64 bits that JAX would cut to 32 are refused."""
+    if isinstance(x, np.ndarray) and x.dtype in (np.int64, np.uint64) and x.size:
+        limits = np.iinfo(jax.dtypes.canonicalize_dtype(x.dtype))
+        if x.min() < limits.min or x.max() > limits.max:
+            raise OnnxError(
+                f"from_onnx: integers from {x.min()} to {x.max()} don't fit into 32 bits: enable "
+                "x64 (jax.config.update('jax_enable_x64', True))."
+            )
+    return jnp.asarray(x)
+
+
+def inside(call: Call, indices: Value, length: int, axis: int) -> None:
+    """Refuses known indices that lie outside an axis: JAX clips, drops or fills there."""
+    if is_known(indices):
+        numbers = np.asarray(indices)
+        if numbers.size and not (-length <= numbers.min() and numbers.max() < length):
+            raise call.refused(
+                f"has indices from {numbers.min()} to {numbers.max()} on axis {axis}, which has "
+                f"{length}"
+            )
 
 
 def axes_of(call: Call, x: Value, axes: Value = None) -> tuple[int, ...] | None:
@@ -191,7 +214,7 @@ def _power(call: Call, x: Value, exponent: Value) -> Value:
         number = exponent.item()
         if number == int(number) and abs(number) < 64:
             return jax.lax.integer_pow(x, int(number)) if _inexact(x) or number >= 0 else 1 // x
-        if number == 0.5:
+        if number == 0.5 and _inexact(x):
             return jnp.sqrt(x)
     _, (x, exponent) = aligned(jnp.asarray(x), jnp.asarray(exponent))
     kind = jnp.promote_types(x.dtype, exponent.dtype)
@@ -301,7 +324,8 @@ def _dropout(call: Call, x: Value, ratio: Value = None, training: Value = None) 
     ratio = call.get("ratio", 0.5) if ratio is None else known(call, ratio, "the ratio").item()
     if training is not None and known(call, training, "the mode").item() and ratio:
         raise call.refused("is in training mode and draws random numbers")
-    return x, module_of(x).ones(np.shape(x), bool)
+    # The mask had the input's dtype first.
+    return x, module_of(x).ones(np.shape(x), bool if call.opset >= 10 else x.dtype)
 
 
 def _random(call: Call, *_: Value) -> Value:
@@ -341,14 +365,16 @@ def _sum(xp: Any, x: Any, **where: Any) -> Any:
 
 
 def _log_sum_exp(xp: Any, x: Any, **where: Any) -> Any:
-    return jax.nn.logsumexp(x, **where) if xp is jnp else np.log(np.sum(np.exp(x), **where))
+    y = jax.nn.logsumexp(x, **where) if xp is jnp else np.log(np.sum(np.exp(x), **where))
+    return y.astype(x.dtype)
 
 
 def _mean(xp: Any, x: Any, axis: Any, keepdims: bool) -> Any:
     if _inexact(x):
         return xp.mean(x, axis=axis, keepdims=keepdims)
     count = math.prod(x.shape[a] for a in axis)
-    return xp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype) // count
+    total = jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
+    return jax.lax.div(total, jnp.full_like(total, count))  # towards zero
 
 
 def _extreme(name: str) -> Callable[..., Any]:
@@ -410,6 +436,8 @@ def _cumulative(call: Call, x: Value, axis: Value) -> Value:
 def _top_k(call: Call, x: Value, k: Value = None) -> Any:
     count = call["k"] if k is None else known(call, k, "the number of values").item()
     axis, x = call["axis"], jnp.moveaxis(jnp.asarray(x), call["axis"], -1)
+    if count > x.shape[-1]:
+        raise call.refused(f"asks for {count} of {x.shape[-1]} values")
     order = jnp.argsort(x, axis=-1, stable=True, descending=bool(call.get("largest", 1)))[
         ..., :count
     ]

@@ -53,9 +53,17 @@ def _loop(call: Call, trips: Value, condition: Value, *start: Value) -> tuple[Va
             return (*carry, *(jnp.stack([*map(jnp.asarray, column)]) for column in results))
     arrays = [jnp.asarray(x) for x in start]
     first = jnp.asarray(start_condition).reshape(()).astype(bool)
-    if count is not None and is_known(start_condition):
-        ends = step(np.asarray(0, np.int64), start_condition, arrays)[0]
-        if is_known(ends) and np.asarray(ends).item() and np.asarray(start_condition).item():
+    if count is not None and is_known(start_condition) and np.asarray(start_condition).item():
+        endless = []
+
+        def tried(i: Value, carry: Sequence[Value]) -> None:
+            # Of a step and values that aren't known here: the condition of one step that is says
+            # nothing about the next.
+            flag = step(i, np.asarray(True), carry)[0]
+            endless.append(is_known(flag) and np.asarray(flag).item())
+
+        jax.eval_shape(tried, jnp.asarray(0), arrays)
+        if endless[0]:
 
             def scanned(carry: list[Any], i: Any) -> tuple[list[Any], list[Any]]:
                 _, after, each = step(i, np.asarray(True), carry)

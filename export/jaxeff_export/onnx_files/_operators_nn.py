@@ -117,6 +117,8 @@ def _edges(
 def _conv(call: Call, x: Value, w: Value, b: Value = None) -> Value:
     x, w = jnp.asarray(x), jnp.asarray(w)
     rank = x.ndim - 2
+    if [*(call.get("kernel_shape") or w.shape[2:])] != [*w.shape[2:]]:
+        raise call.refused(f"has a kernel of {call['kernel_shape']}, and weights of {w.shape}")
     strides, dilations = _spread(call, "strides", rank), _spread(call, "dilations", rank)
     y = lax.conv_general_dilated(
         x,
@@ -144,6 +146,11 @@ def _conv_transpose(call: Call, x: Value, w: Value, b: Value = None) -> Value:
         first, last = pads[i], pads[i + rank]
         if want is not None:
             total = strides[i] * (x.shape[i + 2] - 1) + extra[i] + reach + 1 - want[-rank:][i]
+            if total < 0 and call.get("output_shape") is None:
+                raise call.refused(
+                    f"has auto_pad {mode} and strides beyond its kernel, which runtimes read "
+                    "differently: give pads or output_shape"
+                )
             few, many = total // 2, total - total // 2
             first, last = (few, many) if mode == "SAME_UPPER" else (many, few)
         padding.append((reach - first, reach - last + extra[i]))
@@ -184,6 +191,9 @@ def _windows(call: Call, x: Any) -> tuple[list[int], list[int], list[int], Any, 
         raise call.refused(f"has a kernel of {len(kernel)} axes for {rank}")
     strides, dilations = _spread(call, "strides", rank), _spread(call, "dilations", rank)
     edges = _edges(call, x.shape[2:], kernel, strides, dilations)
+    for size, k, dilation, (a, b) in zip(x.shape[2:], kernel, dilations, edges, strict=True):
+        if (k - 1) * dilation + 1 > size + a + b:
+            raise call.refused(f"has a kernel of {kernel} for positions {x.shape[2:]}")
     if not call.get("ceil_mode"):
         return kernel, strides, dilations, edges, edges
     wide = []
@@ -323,7 +333,7 @@ def _columns_to_image(call: Call, x: Value, image: Value, block: Value) -> Value
 
 
 def _batch_norm(call: Call, x: Value, scale: Value, b: Value, mean: Value, var: Value) -> Value:
-    if call.get("training_mode"):
+    if call.get("training_mode") or any(call.wanted[1:]):
         raise call.refused("is in training mode; export the model for inference")
     x = jnp.asarray(x)
     scale, b, mean, var = (_along(jnp.asarray(v), x, 1) for v in (scale, b, mean, var))

@@ -69,6 +69,8 @@ def _recurrent(
     """
     x, w, r = jnp.asarray(x), jnp.asarray(w), jnp.asarray(r)
     hidden, batch_first = r.shape[2], call.get("layout", 0)
+    if call.get("hidden_size", hidden) != hidden:
+        raise call.refused(f"has hidden_size {call['hidden_size']}, and weights of {hidden}")
     x = x.swapaxes(0, 1) if batch_first else x
     directions = w.shape[0]
     both = call.get("direction", "forward")

@@ -187,6 +187,7 @@ def _block_order(call: Call, x: Value) -> Value:
 
 def _gather(call: Call, x: Value, indices: Value) -> Value:
     axis = call["axis"]
+    operators.inside(call, indices, np.shape(x)[axis], axis)
     if operators.is_static(x) and operators.is_static(indices):
         return np.take(x, indices, axis)
     if operators.is_static(indices) and indices.ndim == 0:
@@ -195,6 +196,7 @@ def _gather(call: Call, x: Value, indices: Value) -> Value:
 
 
 def _gather_elements(call: Call, x: Value, indices: Value) -> Value:
+    operators.inside(call, indices, np.shape(x)[call["axis"]], call["axis"])
     x, indices, axis = jnp.asarray(x), jnp.asarray(indices), call["axis"]
     return x[_elements(x, indices, axis)]
 
@@ -208,7 +210,9 @@ def _elements(x: Any, indices: Any, axis: int) -> tuple[Any, ...]:
 
 
 def _gather_nd(call: Call, x: Value, indices: Value) -> Value:
-    x, indices, batch = jnp.asarray(x), jnp.asarray(indices), call.get("batch_dims", 0)
+    batch = call.get("batch_dims", 0)
+    _inside_all(call, x, indices, batch)
+    x, indices = jnp.asarray(x), jnp.asarray(indices)
 
     def gather(x: Any, indices: Any) -> Any:
         return x[tuple(jnp.moveaxis(indices, -1, 0))]
@@ -218,16 +222,26 @@ def _gather_nd(call: Call, x: Value, indices: Value) -> Value:
     return gather(x, indices)
 
 
+def _inside_all(call: Call, x: Value, indices: Value, first: int = 0) -> None:
+    """Refuses known rows of indices, one for each axis from the first, outside the array."""
+    if operators.is_known(indices):
+        for i in range(np.shape(indices)[-1]):
+            axis = first + i
+            operators.inside(call, np.asarray(indices)[..., i], np.shape(x)[axis], axis)
+
+
 _UPDATES = {"none": "set", "add": "add", "mul": "multiply", "max": "max", "min": "min"}
 
 
 def _scatter_elements(call: Call, x: Value, indices: Value, updates: Value) -> Value:
+    operators.inside(call, indices, np.shape(x)[call["axis"]], call["axis"])
     x, indices = jnp.asarray(x), jnp.asarray(indices)
     at = x.at[_elements(x, indices, call["axis"])]
     return getattr(at, _UPDATES[call.get("reduction", "none")])(jnp.asarray(updates))
 
 
 def _scatter_nd(call: Call, x: Value, indices: Value, updates: Value) -> Value:
+    _inside_all(call, x, indices)
     x, indices = jnp.asarray(x), jnp.asarray(indices)
     at = x.at[tuple(jnp.moveaxis(indices, -1, 0))]
     return getattr(at, _UPDATES[call.get("reduction", "none")])(jnp.asarray(updates))

@@ -201,7 +201,7 @@ def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryM
         values |= {name: _input(value) for name, value in {**by_position, **kwargs}.items()}
         with jax.named_scope(_scope(model.graph.name or "onnx")):
             results = program.graph(model.graph, values, program.opsets, {}, 0)
-        results = [jax.tree.map(jnp.asarray, result) for result in results]
+        results = [jax.tree.map(operators.in_range, result) for result in results]
         return results[0] if len(outputs) == 1 else tuple(results), state
 
     def restored(params: dict[str, Any], state: dict[str, Any], kept: Kept) -> onnx.ModelProto:
@@ -415,7 +415,7 @@ class _OnnxProgram:
         except (TypeError, ValueError, IndexError, KeyError, ArithmeticError) as error:
             if isinstance(error, OnnxError):
                 raise
-            shapes = ", ".join("none" if v is None else str(np.shape(v)) for v in inputs)
+            shapes = ", ".join(map(_shape_in_words, inputs))
             raise call.refused(f"can't take inputs of the shapes {shapes}: {error}") from error
 
     def _function(
@@ -430,6 +430,12 @@ class _OnnxProgram:
         values = dict(zip(body.input, padded, strict=True))
         versions = {**self.opsets, **_versions(body.opset_import)}
         return self.graph(body, values, versions, {**defaults, **attributes}, depth + 1)
+
+
+def _shape_in_words(value: operators.Value) -> str:
+    if isinstance(value, list):
+        return f"a sequence of {len(value)}"
+    return "none" if value is None else str(np.shape(value))
 
 
 def _inputs(node: onnx.NodeProto, values: Mapping[str, operators.Value]) -> list[operators.Value]:
