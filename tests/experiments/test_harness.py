@@ -286,18 +286,18 @@ def test_a_report_says_who_made_its_rows_and_a_packed_journal_hands_them_over(
 def test_a_report_counts_the_tasks_it_asked_for_and_not_others_of_its_journal(
     quiet, tmp_path, monkeypatch
 ):
-    def whole(run):
+    def both_sides(run):
         return Found([*run.keep("heads", lambda: [{"side": "heads"}]),
                          *run.keep("tails", lambda: [{"side": "tails"}])])  # fmt: skip
 
-    def half(run):
+    def tails(run):
         return Found(run.keep("tails", lambda: [{"side": "tails"}]))
 
     bare = replace(quiet, claims=(), tables=())
     monkeypatch.setattr(run, "commit", lambda: {"commit": "first"})
-    replace(bare, parts=(whole,)).main(["--results", str(tmp_path)])
+    replace(bare, parts=(both_sides,)).main(["--results", str(tmp_path)])
     assert [one["tasks"] for one in read(tmp_path / "coins.json")["made"]] == [2]
-    replace(bare, parts=(half,)).main(["--results", str(tmp_path)])
+    replace(bare, parts=(tails,)).main(["--results", str(tmp_path)])
     assert [one["tasks"] for one in read(tmp_path / "coins.json")["made"]] == [1]
 
 
