@@ -507,6 +507,19 @@ def test_corners_are_those_of_onnx_runtime(op, x, others, attributes):
             np.testing.assert_array_equal(ours, array, strict=True)
 
 
+def test_the_cell_of_an_lstm_is_not_clipped_where_its_gates_are():
+    onnxruntime = pytest.importorskip("onnxruntime")
+    x, w, r = (np.random.default_rng(0).normal(size=s).astype(np.float32)
+               for s in ((5, 2, 3), (1, 16, 3), (1, 16, 4)))  # fmt: skip
+    model = one("LSTM", 2 * x, w, r, hidden_size=4, clip=0.7)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (want,) = session.run(None, {"x": 2 * x})
+    shape = helper.make_tensor_type_proto(TensorProto.FLOAT, want.shape)
+    model.graph.output[0].type.CopyFrom(shape)
+    f, params = from_onnx(model)
+    np.testing.assert_allclose(np.asarray(f(params, jnp.asarray(2 * x))), want, atol=1e-6)
+
+
 def test_a_mask_of_old_operator_sets_has_the_inputs_dtype():
     model = one("Dropout", np.float32([2, 3]), opset=7, results="y mask")
     for end in model.graph.output:

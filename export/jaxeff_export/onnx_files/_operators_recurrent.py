@@ -45,13 +45,14 @@ def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[l
         iter(call.get("activation_alpha") or ()),
         iter(call.get("activation_beta") or ()),
     )
-    clip = call.get("clip")
     functions = []
-    for name in names:
+    for number, name in enumerate(names):
+        # Runtimes clip the gates of an LSTM, and not the cell that its third activation is given.
+        clip = call.get("clip") if number % len(defaults) < 2 else None
         a = next(alphas, None) if _TAKES.get(name, 0) else None
         b = next(betas, None) if _TAKES.get(name, 0) > 1 else None
 
-        def activation(x: Any, name: str = name, a: Any = a, b: Any = b) -> Any:
+        def activation(x: Any, name: str = name, a: Any = a, b: Any = b, clip: Any = clip) -> Any:
             return _GATES[name](jnp.clip(x, -clip, clip) if clip else x, a, b)
 
         functions.append(activation)
