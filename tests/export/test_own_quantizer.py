@@ -57,6 +57,14 @@ class Dyadic(BaseQuantizer):
         return Grid(step, jnp.zeros_like(step), -most, most)
 
 
+@register_setting
+class Alike(Dyadic):
+    """One that says that its grid hangs on no shape."""
+
+    def is_alike_in_any_shape(self):
+        return True
+
+
 F, PARAMS, (X, Y) = small_classifier()
 BOTH = LayerQuantization(Dyadic(6, per="channel"), Dyadic(8))
 SETTINGS = {
@@ -109,8 +117,8 @@ def test_its_roundings_are_learnt():
     assert jnp.abs(kernel / step).max() <= 3
 
 
-@pytest.mark.parametrize("alike", [False, True])
-def test_a_grid_that_is_alike_in_any_shape_is_asked_for_one_entry(alike, monkeypatch):
+@pytest.mark.parametrize("kind", [Dyadic, Alike])
+def test_a_grid_that_is_alike_in_any_shape_is_asked_for_one_entry(kind, monkeypatch):
     """Networks of many shapes then compile the grid of ones once."""
     shapes = []
 
@@ -119,9 +127,7 @@ def test_a_grid_that_is_alike_in_any_shape_is_asked_for_one_entry(alike, monkeyp
         return plain(self, x, tensor)
 
     monkeypatch.setattr(Dyadic, "uniform_grid", grid_of)
-    if alike:
-        monkeypatch.setattr(Dyadic, "is_alike_in_any_shape", lambda self: True, raising=False)
-    setting = LayerQuantization(Dyadic(4, exponent=jnp.float32(-4)), Dyadic(8, jnp.float32(-4)))
+    setting = LayerQuantization(kind(4, exponent=jnp.float32(-4)), kind(8, jnp.float32(-4)))
     integer(F, {"fc1": setting}).convert(PARAMS, X[:4])
     assert PARAMS["fc1"]["kernel"].shape in shapes
-    assert ((1, 1) in shapes) == alike
+    assert ((1, 1) in shapes) == (kind is Alike)
