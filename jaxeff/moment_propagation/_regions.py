@@ -586,7 +586,7 @@ def _gate(
     if slope:
         forms.append((silu, slope, lambda x: 0.5 * x * (1 + math.tanh(0.5 * slope * x))))
     for probe in _PROBES:
-        value = at(probe)
+        value = at(probe) if forms else None
         if value is None:
             return None
         forms = [f for f in forms if abs(value / factor - f[2](probe)) < 1e-6 * (1 + abs(probe))]

@@ -202,7 +202,7 @@ def q_codes(
 ) -> UInt8[Array, "*shape"]:
     """Writes values as codes by a product with 1 / step, which no compiler can rewrite."""
     attributes = {"per_step": float(per_step), "zero": zero, "lower": lower, "upper": upper}
-    rule = _kept(tuple(attributes.items()), _written)
+    rule = _with_attributes(tuple(attributes.items()), _written)
     (y,) = _compat.export_composite(rule, (x,), "jaxeff.q_codes", attributes)
     return y
 
@@ -216,7 +216,7 @@ def _written(attributes: Mapping[str, Any], x: Array) -> tuple[Array]:
 
 
 @functools.lru_cache(maxsize=512)
-def _kept(attributes: tuple[tuple[str, Any], ...], rule: Any, *first: Any) -> Any:
+def _with_attributes(attributes: tuple[tuple[str, Any], ...], rule: Any, *first: Any) -> Any:
     """Gives a rule its attributes: one function for equal ones, so that layers share a trace."""
     return functools.partial(rule, *first, dict(attributes))
 
@@ -246,7 +246,7 @@ def q_conv2d(
 def _call(
     name: str, sums: Any, operands: tuple[Array, ...], attributes: Mapping[str, Any]
 ) -> Array:
-    rule = _kept(tuple(attributes.items()), _pooled, sums)
+    rule = _with_attributes(tuple(attributes.items()), _pooled, sums)
     (y,) = _compat.export_composite(rule, operands, f"jaxeff.{name}", attributes)
     return y
 
