@@ -39,6 +39,7 @@ MODULES = (
     "beyond.keyword_spotting",
     "beyond.microcontroller",
     "beyond.moment_gaps",
+    "beyond.moment_prices",
     "beyond.moment_variances",
     "beyond.out_of_domain",
     "beyond.photonic_attention",

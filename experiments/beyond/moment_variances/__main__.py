@@ -9,9 +9,9 @@ array, and under a posterior of variational inference. For each way to a varianc
 
 - the variance over the sampled one (median, 5 and 95 % of the entries), its median error and that
   error's own standard error, and the error of the mean in standard deviations;
-- the processor time at a batch of ten over that of the network itself, under XLA and for the
-  default under TVM, that of tracing and compiling, and the error of as many draws as the pass is
-  the price of;
+- the processor time at a batch of ten over that of the network itself, under XLA (`moment_prices`
+  has TVM's), that of tracing and compiling, and the error of as many draws as the pass is the price
+  of;
 - under the posterior of SVI, the NLL of test labels, and the AUROC of mutual information with
   which inputs of another kind are told apart;
 - what `moments_check` and the warnings say of the default.
@@ -96,7 +96,7 @@ TABLES = (
     h.Listing("variances over sampled ones, test inputs",
               (*PLACE, "ratio", "low", "high", "error", "standard_error", "mean_error")),
     h.Listing("under the posterior of SVI: time over the network's, seconds to compile, quality",
-              ("network", "method", "cost", "tvm", "error_of_draws", "compiled", "calibration",
+              ("network", "method", "cost", "error_of_draws", "compiled", "calibration",
                "nll", "auroc", "auroc_error"), h.where(noise=recipe.SVI)),
     h.Listing("what is said of the default",
               ("network", "noise", "ratio", "checked", "agrees", "advice", "warned"), default),

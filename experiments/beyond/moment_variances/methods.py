@@ -19,12 +19,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.beyond.moment_variances.costs import costs_of
 from experiments.beyond.moment_variances.networks import Case
 from experiments.beyond.moment_variances.oracle import Outputs, compared, mean_error, of_samples
 from experiments.beyond.moment_variances.quality import quality
 from experiments.beyond.moment_variances.recipe import SVI, Settings
 from experiments.harness import Row
+from experiments.timing import measure_rounds, metered, ratio
 from jaxeff.bayes import predict
 from jaxeff.moment_propagation import (
     MomentsError,
@@ -95,12 +95,27 @@ def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:
                 method: partial(g, posteriors[method], x[:BATCH]) for method, g in passes.items()
             }
             calls[DRAWN] = partial(draws, x[:BATCH])
-            costs = costs_of(f, posterior, x[:BATCH], calls, DEFAULT, settings.rounds)
+            costs = costs_of(f, posterior, x[:BATCH], calls, settings.rounds)
         for row in rows:
             if noise == SVI:
                 logits = _logits(case, passes, posteriors, row["method"], keys[3])
                 row |= quality(logits, sets, settings.asked, BATCH)
             yield {"noise": noise, **row, **_beside(costs.get(row["method"], {}), outputs)}
+
+
+def costs_of(
+    f: Callable[..., Any],
+    posterior: Any,
+    x: Any,
+    calls: Mapping[str, Callable[[], Any]],
+    rounds: int,
+) -> dict[str, Row]:
+    """Processor times of calls over that of the network with its mean parameters, under XLA."""
+    means = jax.tree.map(lambda v: v.mean if is_gaussian(v) else v, posterior, is_leaf=is_gaussian)
+    alone = metered(partial(jax.jit(f), means, x), time.process_time)
+    meters = {name: metered(call, time.process_time) for name, call in calls.items()}
+    times = measure_rounds({**meters, "alone": alone}, rounds)
+    return {name: {"cost": ratio(times[name], times["alone"])} for name in calls}
 
 
 def _held(g: Callable[..., Any], given: Any, x: Any, outputs: Outputs) -> Row:

@@ -159,13 +159,26 @@ _IMAGES: dict[str, tuple[Callable[[nnx.Rngs], nnx.Module], Callable[[Any], Any]]
 """How a classifier of images is built, and how it sees them."""
 
 
+def untrained(name: str, key: jax.Array, batch: int) -> tuple[Callable[..., Any], Any, Any]:
+    """A network as it is drawn, its parameters, and a batch of noise of the form of its inputs."""
+    keys = jax.random.split(key)
+    model = _model(name, keys[0])
+    model.eval()
+    evaluate, params, state = jaxeff.functional(model, mutable=True)
+    if name == "decoder LM":
+        x = jax.random.randint(keys[1], (batch, LENGTH), 0, LETTERS)
+    else:
+        x = _seen(name, jax.random.normal(keys[1], (batch, 28, 28, 1)))
+    f, params, _ = fold_batch_norm(lambda params, x: evaluate(params, state, x)[0], params, x[:2])
+    return f, params, x
+
+
 def trained(run: Run[Settings], name: str) -> Case:
     """Trains a network, then its variational posterior; both are kept."""
     settings = run.settings
     keys = jax.random.split(jax.random.fold_in(run.key, sum(name.encode())), 3)
     sets = _letters(settings) if name == "decoder LM" else _pictures(settings, name, keys[2])
-    make = {"decoder LM": NextLetter, "U-Net": UNet}.get(name) or _IMAGES[name][0]
-    model = make(nnx.Rngs(keys[0]))
+    model = _model(name, keys[0])
     train, params, state = jaxeff.functional(model, mutable=True)
     model.eval()
     evaluate, *_ = jaxeff.functional(model, mutable=True)
@@ -195,6 +208,15 @@ def spread(params: Any, noise: float) -> Any:
     return jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, noise**2) * jnp.var(p)), params)
 
 
+def _model(name: str, key: jax.Array) -> nnx.Module:
+    make = {"decoder LM": NextLetter, "U-Net": UNet}.get(name) or _IMAGES[name][0]
+    return make(nnx.Rngs(key))
+
+
+def _seen(name: str, images: jax.Array) -> jax.Array:
+    return _halved(images) if name == "U-Net" else _IMAGES[name][1](images)
+
+
 def _pictures(settings: Settings, name: str, key: jax.Array) -> Sets:
     dataset = data.load(settings.data)
     outside = data.load(OUTSIDE[settings.data]).test_images[: settings.asked]
@@ -202,9 +224,9 @@ def _pictures(settings: Settings, name: str, key: jax.Array) -> Sets:
 
     def seen(images: Any, labels: Any, key: jax.Array) -> Split:
         x = jnp.asarray(data.normalize(images, settings.data))
+        x = _seen(name, x)
         if name != "U-Net":
-            return _IMAGES[name][1](x), jnp.asarray(labels, jnp.int32)
-        x = _halved(x)
+            return x, jnp.asarray(labels, jnp.int32)
         return x + jax.random.normal(key, x.shape), (x[..., 0] > 0).astype(jnp.int32)
 
     keys = jax.random.split(key, 3)

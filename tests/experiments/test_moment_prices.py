@@ -1,0 +1,46 @@
+import jax
+import pytest
+
+from experiments.beyond import moment_prices as prices
+from experiments.beyond.moment_variances.networks import spread, untrained
+from experiments.beyond.moment_variances.recipe import NETWORKS
+from experiments.harness import Report
+from jaxeff.moment_propagation import moments
+from jaxeff.nn import small_classifier
+
+
+def report(**costs):
+    rows = [
+        {"table": "networks", "network": "ViT", "engine": "TVM", "method": method, "cost": cost}
+        for method, cost in costs.items()
+    ]
+    return Report("moment_prices", "default", {}, rows, {})
+
+
+@pytest.mark.parametrize(
+    ("costs", "failing"),
+    [
+        ({"calibrated": 2.4, "default": 5.9, "diagonal": 9.0}, 0),
+        ({"calibrated": 2.6}, 1),
+        ({"default": 6.1}, 1),
+    ],
+)
+def test_each_target_can_fail(costs, failing):
+    one = report(**costs)
+    prices.STUDY.judge(one)
+    assert [check["passed"] for check in one.checks].count(False) == failing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_drawn_with_a_batch_that_it_takes(name):
+    f, params, x = untrained(name, jax.random.key(0), 3)
+    assert len(jax.eval_shape(f, params, x)) == len(x) == 3
+
+
+@pytest.mark.slow
+def test_tvm_computes_what_is_timed():
+    f, params, (x, _) = small_classifier(4)
+    meter, error = prices.METERS["TVM"](moments(f), spread(params, 0.1), x)
+    assert error < 1e-3
+    assert meter(2) > 0
