@@ -147,6 +147,12 @@ def _convolution(x: jax.Array, w: jax.Array, groups: int = 1) -> jax.Array:
 _TOKENS = (_BATCH, TOKENS, WIDTH)
 _HEADS = (_BATCH, TOKENS, 4, WIDTH // 4)
 _PICTURE = (_BATCH, 14, 14, _CHANNELS)
+ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    "ReLU": jax.nn.relu, "GELU": partial(jax.nn.gelu, approximate=False),
+    "GELU by tanh": jax.nn.gelu, "SiLU": jax.nn.silu, "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus, "ELU": jax.nn.elu,
+    "exponential": jnp.exp,
+}  # fmt: skip
 OPERATIONS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "dense": (jnp.matmul, (_TOKENS, (WIDTH, 2 * WIDTH))),
     "convolution": (_convolution, (_PICTURE, (3, 3, _CHANNELS, _CHANNELS))),
@@ -159,15 +165,7 @@ OPERATIONS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]]
     "layer norm": (_layer_norm, (_TOKENS,)),
     "RMS norm": (_rms_norm, (_TOKENS,)),
     "mean over tokens": (partial(jnp.mean, axis=1), (_TOKENS,)),
-    **{
-        name: (function, (_TOKENS,))
-        for name, function in {
-            "ReLU": jax.nn.relu, "GELU": partial(jax.nn.gelu, approximate=False),
-            "GELU by tanh": jax.nn.gelu, "SiLU": jax.nn.silu, "tanh": jnp.tanh,
-            "sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus, "ELU": jax.nn.elu,
-            "exponential": jnp.exp,
-        }.items()
-    },
+    **{name: (function, (_TOKENS,)) for name, function in ACTIVATIONS.items()},
 }  # fmt: skip
 
 
