@@ -53,7 +53,8 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
         arrays = {names[path]: leaf for path, leaf in {**params, **state}.items()}
         tensors = environment.j2t_iso(arrays)
         tensors |= {n: tensors[first] for n, first in all_names.items()}
-        args, kwargs = environment.j2t_iso((_to_arrays(args), _to_arrays(kwargs)))
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in arrays.values())
+        args, kwargs = environment.j2t_iso(_to_arrays((args, kwargs), copied=traced))
         # Any key will do for a module that draws nothing; in training mode it draws the same again.
         drawn = _key(key) if key is not None else jax.random.key(0)
         called = "forward" if method is None else method
@@ -308,13 +309,20 @@ def _array(tensor: torch.Tensor) -> jax.Array:
     return jax.numpy.asarray(tensor.numpy())
 
 
-def _to_arrays(tree: Any) -> Any:
-    """Returns inputs with NumPy's arrays and PyTorch's tensors as JAX arrays."""
+def _to_arrays(tree: Any, copied: bool) -> Any:
+    """Returns inputs with NumPy's arrays and PyTorch's tensors as JAX arrays, perhaps copies.
+
+    In a function that is traced a copy is abstract, as parameters are: code that asks whether it is
+    traced, as transformers' does before it looks at values, would be told by an input that isn't.
+    """
 
     def converted(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return _array(leaf)
-        return jax.numpy.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
+            leaf = _array(leaf)
+        if isinstance(leaf, np.ndarray):
+            leaf = jax.numpy.asarray(leaf)
+        known = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        return jax.numpy.copy(leaf) if copied and known else leaf
 
     return jax.tree.map(converted, tree, is_leaf=lambda leaf: isinstance(leaf, torch.Tensor))
 

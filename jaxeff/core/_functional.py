@@ -310,7 +310,7 @@ def _inputs_named(name: str, args: tuple[Any, ...], channels_last: bool) -> Iter
     try:
         yield
     except (TypeError, ValueError) as error:
-        # Arrays of texts have no dtype of JAX: what refused them has said so.
+        # Arrays of texts have no dtype of JAX (what refused them has said so), nor have tensors.
         leaves = [leaf for leaf in jax.tree.leaves(args) if _is_of_numbers(leaf)]
         said = ", ".join(_show(_spec(leaf)) for leaf in leaves)
         if leaves and not any(
@@ -321,7 +321,9 @@ def _inputs_named(name: str, args: tuple[Any, ...], channels_last: bool) -> Iter
 
 
 def _is_of_numbers(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and getattr(leaf.dtype, "kind", "") not in tuple("OSU")
+    # A dtype of PyTorch's has no name.
+    named = hasattr(leaf, "shape") and hasattr(leaf.dtype, "name")
+    return named and getattr(leaf.dtype, "kind", "") not in tuple("OSU")
 
 
 def _likely(x: Any, channels_last: bool) -> str:

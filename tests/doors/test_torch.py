@@ -432,3 +432,24 @@ def test_what_changed_behind_a_copied_view_is_refused(x):
             f(params, x)
     f, params = jaxeff.functional(Module(apart))
     np.testing.assert_allclose(f(params, x), computed(Module(apart), x), atol=1e-6)
+
+
+class Checked(torch.nn.Linear):
+    """Looks at its input's values, but where it is traced: as models of transformers do."""
+
+    def forward(self, x):
+        if not isinstance(getattr(x, "jax", lambda: x)(), jax.core.Tracer) and (x[:, -1] > 9).any():
+            raise ValueError("too large")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [jnp.asarray, np.asarray, torch.tensor])
+def test_a_known_input_of_a_traced_function_is_traced_too(kind):
+    f, params = jaxeff.functional(Checked(3, 2))
+    x = kind(np.ones((4, 3), np.float32))
+    outputs = jax.jit(lambda p: f(p, x))(params)
+    np.testing.assert_allclose(outputs, f(params, x), rtol=1e-6)
+    slopes = jax.grad(lambda p: f(p, x).sum())(params)
+    np.testing.assert_allclose(slopes["bias"], 4.0)
+    with pytest.raises(ValueError, match="too large"):
+        f(params, kind(np.full((4, 3), 10, np.float32)))

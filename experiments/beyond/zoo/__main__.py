@@ -6,7 +6,8 @@ Each model runs in a process of its own, with a limit for each cell in seconds o
 cell is
 
 - right: held against the function, draws of it, or another way to compute the same;
-- off: a variance of moments that is more than a third away from that of 256 draws;
+- off: variances of moments whose median is below .8 of that of 256 draws, or above 1.25 of it, with
+  the words that a user is warned by;
 - refused: an error of the library, whose words are in the JSON;
 - wrong or crash: a defect;
 - slow: not done within the limit;
