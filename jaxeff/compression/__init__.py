@@ -13,7 +13,6 @@ from jaxeff.compression._bit_sensitivity import kl_sensitivity as kl_sensitivity
 from jaxeff.compression._bit_sensitivity import noise_to_signal as noise_to_signal
 from jaxeff.compression._bit_sensitivity import quantization_errors as quantization_errors
 from jaxeff.compression._bit_sensitivity import signal_to_noise_bits as signal_to_noise_bits
-from jaxeff.compression._ptq import ptq as ptq
 from jaxeff.compression._quantized import quantized as quantized
 from jaxeff.compression._training import deterministic as deterministic
 from jaxeff.compression._training import init as init
@@ -52,6 +51,7 @@ from jaxeff.compression.post_training import equalize as equalize
 from jaxeff.compression.post_training import fold_batch_norm as fold_batch_norm
 from jaxeff.compression.post_training import gptq as gptq
 from jaxeff.compression.post_training import initial_ranges as initial_ranges
+from jaxeff.compression.post_training import ptq as ptq
 from jaxeff.compression.post_training import rotate as rotate
 from jaxeff.compression.post_training import running as running
 from jaxeff.compression.post_training import smooth_quant as smooth_quant

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 from c_programs import require
 from jaxeff_export import deploy
-from jaxeff_export.bundle._deployment import channels_last
 from jaxeff_export.clib import count_instructions
+
+from jaxeff.compression import ptq
 
 FIRST, LAST = ("NCHW", "OIHW", "NCHW"), ("NHWC", "HWIO", "NHWC")
 WIDTH = 16
 
 
 def network(numbers):
-    """A stem, a residual block of a depthwise and a pointwise layer, a mean, a dense layer."""
+    """A stem, a residual block of a depthwise and a pointwise layer, a pooling, dense layers."""
     channels, pixels = (1, (2, 3)) if numbers is FIRST else (3, (1, 2))
 
     def layer(weights, x, stride=1, **more):
@@ -27,7 +28,9 @@ def network(numbers):
         x = jax.nn.relu(layer(params["stem"], x, 2))
         y = jax.nn.relu(layer(params["depthwise"], x, feature_group_count=WIDTH))
         x = jax.nn.relu(x + layer(params["pointwise"], y))
-        return x.mean(pixels) @ params["head"]
+        window = [2 if axis in pixels else 1 for axis in range(4)]
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
+        return jax.nn.relu(x.reshape(len(x), -1) @ params["flat"]) @ params["head"]
 
     return f
 
@@ -48,7 +51,8 @@ def params():
         "depthwise": layer(WIDTH, 1, 3, 3),
         "pointwise": layer(WIDTH, WIDTH, 1, 1),
     }
-    return {**layers, "head": rng.normal(size=(WIDTH, 3)).astype("float32")}
+    flat = rng.normal(size=(WIDTH * 6, WIDTH)).astype("float32")
+    return {**layers, "flat": flat, "head": rng.normal(size=(WIDTH, 3)).astype("float32")}
 
 
 @pytest.fixture
@@ -56,72 +60,40 @@ def x():
     return np.random.default_rng(1).normal(size=(1, 2, 12, 10)).astype("float32")
 
 
-ENDS = {
-    "means": lambda y: y.mean((2, 3)),
-    "a squeeze and its excitation": lambda y: y * jax.nn.sigmoid(y.mean((2, 3), keepdims=True)),
-    "flattened": lambda y: y.reshape(len(y), -1),
-    "a pool": lambda y: jax.lax.reduce_window(
-        y, -jnp.inf, jax.lax.max, (1, 1, 2, 3), (1, 1, 2, 1), "VALID"
-    ),
-    "a slice of a padding": lambda y: jnp.pad(y, ((0, 0), (1, 0), (0, 2), (3, 0)))[:, 1:, ::2, 1:],
-    "channels beside others": lambda y: jnp.concatenate([y, 2 * y[:, :3]], 1),
-    "the largest channel": lambda y: y.max(1),
-    "a sum of columns": lambda y: y.sum(3),
-    "an image with its channels last": lambda y: y.transpose(0, 2, 3, 1),
-    "sorted rows": lambda y: jnp.sort(y, 2),
-    "chosen": lambda y: jnp.where(y > 0.1, y, jnp.broadcast_to(y[:, :, :1], y.shape)),
-    "a loop": lambda y: jax.lax.scan(lambda c, _: (c + jnp.roll(y, 1, 1), None), y, None, 2)[0],
-    "positions": lambda y: y + jnp.arange(5.0),
-}
-
-
-@pytest.mark.parametrize("name", ENDS)
-def test_results_are_the_same(name, params, x):
-    def f(params, x):
-        y = jax.lax.conv_general_dilated(
-            x, params["stem"]["kernel"], (2, 2), "SAME", dimension_numbers=FIRST
-        )
-        return ENDS[name](jax.nn.relu(y))
-
-    g = channels_last(f)
-    np.testing.assert_allclose(jax.jit(g)(params, x), jax.jit(f)(params, x), rtol=1e-5, atol=1e-5)
-    kinds = [eqn.params["dimension_numbers"].lhs_spec for eqn in _convolutions(g, params, x)]
-    assert kinds == [(0, 3, 1, 2)]
-
-
-def test_an_image_is_turned_once(params, x):
-    f = network(FIRST)
-    g = channels_last(f)
-    equations = jax.make_jaxpr(g)(params, x).jaxpr.eqns
-    turned = [e.invars[0].aval.shape for e in equations if e.primitive is jax.lax.transpose_p]
-    # Kernels and biases are turned too: they are parameters.
-    assert [shape for shape in turned if shape[0] == 1 and shape[2:] != (1, 1)] == [x.shape]
-
-
-def test_what_has_its_channels_last_is_left_alone(params, x):
-    f = network(LAST)
+@pytest.fixture
+def turned(params):
+    """The parameters of the same network with its channels last."""
     kernels = jax.tree.map(lambda w: w.transpose(2, 3, 1, 0) if w.ndim == 4 else w, params)
-    args = kernels, x.transpose(0, 2, 3, 1)
-    assert str(jax.make_jaxpr(channels_last(f))(*args)) == str(jax.make_jaxpr(f)(*args))
-
-
-def _convolutions(f, *args):
-    equations = jax.make_jaxpr(f)(*args).jaxpr.eqns
-    return [e for e in equations if e.primitive is jax.lax.conv_general_dilated_p]
+    rows = params["flat"].reshape(WIDTH, 3, 2, WIDTH).transpose(1, 2, 0, 3)
+    return {**kernels, "flat": rows.reshape(-1, WIDTH)}
 
 
 @pytest.mark.slow
-def test_it_takes_what_the_same_network_takes(params, x, tmp_path):
+@pytest.mark.parametrize("bits", ["float32", "int8"])
+def test_it_takes_what_the_same_network_takes(params, turned, x, bits, tmp_path):
     require("arm-none-eabi-gcc", "qemu-system-arm")
-    kernels = jax.tree.map(lambda w: w.transpose(2, 3, 1, 0) if w.ndim == 4 else w, params)
-    pairs = ((FIRST, params, x), (LAST, kernels, x.transpose(0, 2, 3, 1)))
+    pairs = ((FIRST, params, x), (LAST, turned, x.transpose(0, 2, 3, 1)))
     counts, workspaces, results = [], [], []
     for numbers, weights, data in pairs:
-        bundle = deploy(network(numbers), (weights, data), target="cortex-m7")
+        f = network(numbers)
+        if bits == "int8":
+            f, weights, _ = ptq(f, weights, data)
+        bundle = deploy(f, (weights, data), target="cortex-m7")
         library = bundle.export_c(tmp_path / numbers[0])
         counts.append(count_instructions(library, "cortex-m7").total)
         workspaces.append(library.sizes.workspace)
         results.append(bundle.run(data, board="emulated"))
-    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-5 if bits == "float32" else 0)
     assert counts[0] <= 1.02 * counts[1]
     assert workspaces[0] <= 1.05 * workspaces[1]
+
+
+@pytest.mark.slow
+def test_bundles_for_processors_have_their_kernels_too(params, turned, x):
+    kernels = [
+        sorted(
+            operator.name for operator in deploy(network(n), (w, data)).profile(number=1, repeat=1)
+        )
+        for n, w, data in ((FIRST, params, x), (LAST, turned, x.transpose(0, 2, 3, 1)))
+    ]
+    assert set(kernels[0]) - set(kernels[1]) <= {"transpose"}

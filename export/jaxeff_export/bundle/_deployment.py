@@ -47,13 +47,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxeff import core
 from jaxeff.contrib import Tokenizer
-from jaxeff.core import Literal, bind, sub_jaxprs
-from jaxeff.core import primitives as p
-from jaxeff.program.ir import OperationFamily, signature
+from jaxeff.program.ir import channels_last
 from jaxeff_export.artifact import (
     Artifact,
     SignatureError,
@@ -111,136 +108,6 @@ def with_bytes(
         setattr(g, "code_grids", f.code_grids)  # noqa: B010
     stored = [_BYTES.get(str(dtype), dtype) for dtype in dtypes_of_f]
     return g, (*cast(leaves, stored), *args[parameters:])
-
-
-# PyTorch's convolutions read `[batch, channels, rows, columns]`. A core without vectors multiplies
-# a pixel by the weights of several features at a time, which lie one after the other where channels
-# are the last axis. So an image is turned where the first convolution reads it, and back where
-# something reads it that doesn't say what it does to axes. Weights are turned before any call.
-_CHANNELS_FIRST = (0, 3, 1, 2)
-"""Where each axis of `[batch, channels, rows, columns]` is in one with its channels last."""
-_CHANNELS_LAST = (0, 2, 3, 1)
-_FIRST_NUMBERS = lax.ConvDimensionNumbers((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3))
-_LAST_NUMBERS = lax.ConvDimensionNumbers(_CHANNELS_FIRST, (3, 2, 0, 1), _CHANNELS_FIRST)
-_WINDOWS = {p.reduce_window_max_p, p.reduce_window_min_p, p.reduce_window_sum_p}
-_CALLS = {p.jit_p, p.closed_call_p, p.custom_jvp_call_p, p.custom_vjp_call_p}
-_REDUCTIONS = {p.reduce_sum_p, p.reduce_max_p, p.reduce_min_p}
-_BY_AXIS = {
-    p.pad_p: ("padding_config",),
-    p.slice_p: ("start_indices", "limit_indices", "strides"),
-    **dict.fromkeys(
-        _WINDOWS,
-        ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation"),
-    ),
-}
-"""Parameters with an entry for each axis."""
-
-
-class _Image:
-    """An array of four axes, kept with its second axis last."""
-
-    def __init__(self, last: Any) -> None:
-        self.last = last
-
-
-def channels_last(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of the same results that computes images with their channels last.
-
-    It traces what `f` does where no convolution in floating point reads channels first.
-    """
-
-    @functools.wraps(f)
-    def g(*arguments: Any) -> Any:
-        closed, form = jax.make_jaxpr(f, return_shape=True)(*arguments)
-        if not _any_reads_channels_first(closed):
-            return f(*arguments)
-        results = _computed(closed, jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(form), map(_array, results))
-
-    return g
-
-
-def _computed(closed: Any, values: Sequence[Any]) -> list[Any]:
-    """Evaluates a program; values and results are arrays or images."""
-    jaxpr = closed.jaxpr
-    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *values), strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else known[atom]
-
-    for eqn in jaxpr.eqns:
-        known.update(zip(eqn.outvars, _evaluated(eqn, [*map(read, eqn.invars)]), strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-def _any_reads_channels_first(closed: Any) -> bool:
-    return any(
-        _reads_channels_first(eqn)
-        or (eqn.primitive in _CALLS and _any_reads_channels_first(sub_jaxprs(eqn)[0]))
-        for eqn in closed.jaxpr.eqns
-    )
-
-
-def _reads_channels_first(eqn: Any) -> bool:
-    return (
-        eqn.primitive is p.conv_general_dilated_p
-        and eqn.params["dimension_numbers"] == _FIRST_NUMBERS
-        and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
-    )
-
-
-def _array(value: Any) -> Any:
-    return jnp.transpose(value.last, _CHANNELS_FIRST) if isinstance(value, _Image) else value
-
-
-def _turned(value: Any) -> Any:
-    if isinstance(value, _Image):
-        return value.last
-    return jnp.transpose(value, _CHANNELS_LAST) if jnp.ndim(value) == 4 else value
-
-
-def _evaluated(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """Evaluates an equation on arrays and images."""
-    primitive, params = eqn.primitive, eqn.params
-    if primitive in _CALLS:
-        return _computed(sub_jaxprs(eqn)[0], operands)
-    shape = getattr(eqn.outvars[0].aval, "shape", ())
-    if _reads_channels_first(eqn):
-        image, weights = _turned(operands[0]), jnp.transpose(_array(operands[1]), (2, 3, 1, 0))
-        return [_Image(*bind(eqn, image, weights, dimension_numbers=_LAST_NUMBERS))]
-    if primitive is p.broadcast_in_dim_p and len(shape) == 4 and len(operands) == 1:
-        return [_spread(_array(operands[0]), shape, params["broadcast_dimensions"])]
-    if not any(isinstance(value, _Image) for value in operands):
-        return bind(eqn, *operands)
-    if primitive is p.transpose_p:
-        order = [_CHANNELS_FIRST[axis] for axis in params["permutation"]]
-        return [jnp.transpose(operands[0].last, order)]
-    if primitive in _REDUCTIONS:
-        axes = tuple(_CHANNELS_FIRST[axis] for axis in params["axes"])
-        left = [axis for axis in _CHANNELS_FIRST if axis not in axes]
-        if left == sorted(left):
-            return bind(eqn, operands[0].last, axes=axes)
-    if primitive in _BY_AXIS:
-        entries = {name: params[name] for name in _BY_AXIS[primitive] if params[name] is not None}
-        turned = {
-            name: tuple(entry[axis] for axis in _CHANNELS_LAST) for name, entry in entries.items()
-        }
-        return [_Image(*bind(eqn, operands[0].last, *operands[1:], **turned))]
-    if primitive is p.concatenate_p:
-        along = _CHANNELS_FIRST[params["dimension"]]
-        return [_Image(*bind(eqn, *map(_turned, operands), dimension=along))]
-    if signature(eqn).family is OperationFamily.ELEMENTWISE and len(shape) == 4:
-        return [_Image(y) for y in bind(eqn, *map(_turned, operands))]
-    return bind(eqn, *map(_array, operands))
-
-
-def _spread(value: Any, shape: Sequence[int], dimensions: Sequence[int]) -> _Image:
-    """Broadcasts an array to an image: what is added to one is read where the image's axes are."""
-    places = [_CHANNELS_FIRST[axis] for axis in dimensions]
-    value = jnp.transpose(value, sorted(range(len(places)), key=places.__getitem__))
-    return _Image(
-        lax.broadcast_in_dim(value, [shape[axis] for axis in _CHANNELS_LAST], sorted(places))
-    )
 
 
 @core.validate(
@@ -326,8 +193,8 @@ def deploy(
     for name, argument in list(zip(names, args, strict=True))[order.parameters :]:
         _require_examples((name, leaf) for leaf in jax.tree.leaves(argument))
     f, args = with_bytes(f, args, order.parameters)
-    # Cores without vectors; what codes mean is said of the function itself.
-    if not has_runtime(order.target.settings) and not hasattr(f, "code_grids"):
+    # What codes mean is said of the function itself, which wrapping would lose.
+    if not hasattr(f, "code_grids"):
         f = channels_last(f)
     leaves = jax.tree.leaves(args)
     order.say("exporting to StableHLO")

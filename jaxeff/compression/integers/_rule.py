@@ -28,6 +28,7 @@ from jaxeff.core import Literal
 from jaxeff.program import Layer, Program, plain_rule
 from jaxeff.program.costs import bits_scope
 from jaxeff.program.ir import Contraction
+from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import mark
 
 
@@ -165,7 +166,7 @@ class IntegerRule:
         # Activations, batch norms, poolings and moves after a product: followed, so that
         # they go into its kernel instead of being arrays of their own.
         elif setting is None:
-            value = self._followed(layer, values)
+            value = self._followed(layer, values) or self._moved(layer, values)
             if value is not None:
                 return [value]
         if layer.site and layer.kind != "input":
@@ -380,6 +381,13 @@ class IntegerRule:
             move: Any = lambda x: layer.fn(x)[0]  # noqa: E731
             return value.moved(move)
         return None
+
+    def _moved(self, layer: Layer, values: Sequence[Any]) -> _values.FloatValue | None:
+        """Leaves a transposition of floats for their codes, which are smaller."""
+        transposes = any(node.primitive is prim.p.transpose_p for node in layer.nodes)
+        if not (transposes and read.is_move(layer) and layer.data and _is_float(values[0])):
+            return None
+        return _values.FloatValue(values[0]).moved(lambda x: layer.fn(x)[0])
 
     def _added(self, layer: Layer, values: Sequence[Any]) -> _values.PendingProduct | None:
         """Adds a shortcut to the product that has the longest sums."""

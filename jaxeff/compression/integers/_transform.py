@@ -78,7 +78,7 @@ from jaxeff.program import (
     run_layers,
     trace,
 )
-from jaxeff.program.ir import computed_at_once
+from jaxeff.program.ir import channels_last, computed_at_once, turns
 from jaxeff.program.reading import argument_leaves, without_dead_code
 
 
@@ -144,6 +144,7 @@ class Integer:
         fixed: bool = False,
     ):
         self._f, self._spec, self._dynamic, self._fixed = read_once(f), spec, dynamic, fixed
+        self._channels_last = read_once(channels_last(f))
         self._widths: Widths = {}
         functools.update_wrapper(self, f, updated=())
 
@@ -288,6 +289,9 @@ class Integer:
         results: Sequence[Grid] | None = None,
     ) -> tuple[Any, IntegerRule]:
         program = trace(self._f, *args, **kwargs)
+        # Kernels have channels last: an image of a channels-first model is turned as codes, once.
+        if any(turns(node.eqn) for layer in program.layers for node in layer.nodes):
+            program = trace(self._channels_last, *args, **kwargs)
         _check_certain(program)
         check_open(program, "integer")
         with jax.ensure_compile_time_eval():  # a range is a number, also under jit

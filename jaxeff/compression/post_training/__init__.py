@@ -19,9 +19,9 @@ logits = integer(f, spec)(params, x)
 from jaxeff.compression.post_training._biases import correct_biases as correct_biases
 from jaxeff.compression.post_training._biases import fold_batch_norm as fold_batch_norm
 from jaxeff.compression.post_training._calibrate import RunningRange as RunningRange
-from jaxeff.compression.post_training._calibrate import as_batches as as_batches
 from jaxeff.compression.post_training._calibrate import calibrate as calibrate
 from jaxeff.compression.post_training._calibrate import initial_ranges as initial_ranges
+from jaxeff.compression.post_training._calibrate import ptq as ptq
 from jaxeff.compression.post_training._calibrate import running as running
 from jaxeff.compression.post_training._channels import equalize as equalize
 from jaxeff.compression.post_training._clipping import clip_range as clip_range

@@ -167,7 +167,7 @@ class Contraction:
         """
         last = len(self.shapes[0]) - 1
         if self.is_convolution:
-            return self.layouts == tuple(_channels_last(last + 1))
+            return self.layouts == tuple(channels_last_numbers(last + 1))
         plain = self.summed(0) == (last,) and self.summed(1) == (0,)
         return plain and not self.batch(0) and len(self.shapes[1]) == 2
 
@@ -179,7 +179,7 @@ class Contraction:
         """
         # Transposed outside of the convolution: those of two layers of one layout cancel.
         (n, c, *places), (o, i, *taps), (rows, columns, *positions) = self.layouts
-        params = {**self.params, "dimension_numbers": _channels_last(len(places) + 2)}
+        params = {**self.params, "dimension_numbers": channels_last_numbers(len(places) + 2)}
         y = prim.p.conv_general_dilated_p.bind(
             lax.transpose(x, (n, *places, c)), lax.transpose(kernel, (*taps, i, o)), **params
         )
@@ -330,7 +330,8 @@ def _inverse(order: _Axes) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _channels_last(rank: int) -> lax.ConvDimensionNumbers:
+def channels_last_numbers(rank: int) -> lax.ConvDimensionNumbers:
+    """Returns how convolutions of arrays of a rank lie with channels last."""
     last, places = rank - 1, range(1, rank - 1)
     image = (0, last, *places)
     return lax.ConvDimensionNumbers(image, (last, last - 1, *range(last - 1)), image)

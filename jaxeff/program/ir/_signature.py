@@ -314,7 +314,7 @@ def _regrouped(shape: Shape, out: Shape) -> list[Along]:
             along.append(_same(i))
             i, j = i + 1, j + 1
             continue
-        group = _next_group(shape[i:], out[j:])
+        group = next_group(shape[i:], out[j:])
         if group is None:
             return [_unknown(*range(len(shape)))] * len(out)
         before, after = group
@@ -324,7 +324,7 @@ def _regrouped(shape: Shape, out: Shape) -> list[Along]:
     return along
 
 
-def _next_group(shape: Shape, out: Shape) -> tuple[int, int] | None:
+def next_group(shape: Shape, out: Shape) -> tuple[int, int] | None:
     """Returns the least numbers of leading axes with the same product; None if there are none."""
     for before in range(1, len(shape) + 1):
         for after in range(1, len(out) + 1):
