@@ -209,7 +209,8 @@ def ready_to_lower(mod: tvm.IRModule) -> tvm.IRModule:
     """Rewrites scheduled kernels into the form that TVM lowers correctly and fast."""
     # Bit casts move into the branches of choices while these are still expressions, then long
     # chains become locals: TVM's later passes take exponential time in chains of lets.
-    return tir.lets_to_locals(narrow_floats_to_bits(tir.unpair_products(mod)))
+    products = tir.overlap_tiles(tir.unpair_products(mod))
+    return tir.lets_to_locals(narrow_floats_to_bits(products))
 
 
 def _fold(mod: tvm.IRModule) -> tvm.IRModule:

@@ -144,9 +144,9 @@ def _turns(sch: Schedule, loops: list[LoopRV]) -> int:
 
 
 def _split(sch: Schedule, loop: LoopRV, size: int) -> tuple[LoopRV, LoopRV]:
-    """Splits a loop into pieces of a size that divides it."""
+    """Splits a loop into pieces of a size; the last one is guarded where that doesn't divide it."""
     extent = sch.get(loop).extent
-    outer = int(extent) // size if isinstance(extent, tirx.IntImm) else None
+    outer = -(-int(extent) // size) if isinstance(extent, tirx.IntImm) else None
     first, second = sch.split(loop, [outer, size])
     return first, second
 

@@ -15,6 +15,7 @@ from jaxeff_export.compiler.tir._tir import is_contraction as is_contraction
 from jaxeff_export.compiler.tir._tir import lets_to_locals as lets_to_locals
 from jaxeff_export.compiler.tir._tir import locals_to_lets as locals_to_lets
 from jaxeff_export.compiler.tir._tir import map_kernels as map_kernels
+from jaxeff_export.compiler.tir._tir import overlap_tiles as overlap_tiles
 from jaxeff_export.compiler.tir._tir import renamed as renamed
 from jaxeff_export.compiler.tir._tir import root_of as root_of
 from jaxeff_export.compiler.tir._tir import statements_of as statements_of

@@ -90,7 +90,7 @@ def _dot_general(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
         left = e.tensor(lhs)
         return [e.bb.emit(relax.op.matmul(left, e.tensor(rhs)))]
 
-    if native and batch and _pays_to_move(lhs, lhs_free, rhs, rhs_free, result.shape):
+    if native and _pays_to_move(lhs, lhs_free, rhs, rhs_free, result.shape):
         left = _moved(e, lhs, lhs_batch, lhs_free, lhs_contract)
         right = _moved(e, rhs, rhs_batch, rhs_contract, rhs_free)
         product = e.bb.emit(relax.op.matmul(left, right))
