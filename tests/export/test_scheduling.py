@@ -6,7 +6,13 @@ import pytest
 import tvm
 import tvm_ffi
 from importer_oracle import assert_agrees, export
-from jaxeff_export.compiler import Machine, compilation_target, compile_module, schedule_module
+from jaxeff_export.compiler import (
+    Machine,
+    compilation_target,
+    compile_module,
+    schedule_module,
+    tiles_of,
+)
 from jaxeff_export.compiler import _scheduling as scheduling
 from jaxeff_export.compiler import _tiles as tiles
 from jaxeff_export.compiler._tiles import register_tile
@@ -14,7 +20,7 @@ from jaxeff_export.compiler.tir import root_of, statements_of
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.operators import Form, dense_module
 from jaxeff_export.targets import resolve_target
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 from tvm.target import Target
 
 
@@ -163,3 +169,47 @@ def test_large_copies_are_written_image_by_image(images, cores, nests):
     machine = relax.VirtualMachine(compile_module(module, target), tvm.cpu())
     ours = machine["main"](*map(tvm.runtime.tensor, (w, x))).numpy()
     np.testing.assert_allclose(ours, jax.jit(image)(w, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(37, 40), (3, 23, 40)])
+def test_tiles_overlap_where_rows_divide_badly(shape):
+    """37 rows are eight tiles of five: one row at a time would load all weights for each."""
+    rng = np.random.default_rng(0)
+    w, b = (rng.standard_normal(s).astype(np.float32) for s in ((40, 64), (64,)))
+    x = rng.standard_normal(shape).astype(np.float32)
+
+    def f(w, b, x):
+        return jax.nn.relu(x @ w + b)
+
+    target = {**resolve_target("host"), "num-cores": 2}
+    kernels = schedule_module(import_stablehlo(export(f, w, b, x)), target)
+    (rows,) = {tile[-2] for tile in tiles_of(kernels).values()}
+    assert rows > 1
+    assert shape[-2] % rows
+    guards = []
+    for _, kernel in kernels.functions_items():
+        if isinstance(kernel, tirx.PrimFunc):
+            tvm_ffi.structural_walk(
+                kernel.body, (s_tir.SBlockRealize, lambda block: guards.append(block.predicate))
+            )
+    assert guards
+    assert all(isinstance(g, tirx.IntImm) for g in guards)
+    assert_agrees(f, w, b, x, rtol=1e-4, atol=1e-5)
+
+
+def test_tiles_that_divide_rows_are_kept_where_they_are_as_good():
+    for rows in (20, 64, 196):
+        tile = register_tile([1, rows, 384], Machine(16, 32, 1), 1, None, 384)
+        assert rows % tile.rows[-1] == 0
+
+
+def test_a_dense_layer_to_heads_is_a_matrix_product():
+    """As a loop nest its tile would be of one row and several heads, which share no weights."""
+    x, w = np.zeros((1, 37, 48), np.float32), np.zeros((48, 6, 32), np.float32)
+    mod = schedule_module(
+        import_stablehlo(export(lambda w, x: jax.numpy.tensordot(x, w, 1), w, x)),
+        resolve_target("host"),
+    )
+    ((rows, columns),) = tiles_of(mod).values()
+    assert rows > 1
+    assert columns > 1

@@ -119,18 +119,21 @@ def register_tile(
     rows = {v: _rows(extents[:-1], max(1, budget // v)) for v in across}
     tiles = [RegisterTile(rows[v], v, width, columns_first=together is not None) for v in across]
     best = min(tiles, key=_loads)
-    # A prime number of rows, as of 196 patches and a class token, is divided by no tile but one row.
-    overlapping = [
-        dataclasses.replace(tile, rows=[*[1] * (len(extents) - 2), rows])
-        for tile in tiles
-        for rows in range(2, min(extents[-2] if len(extents) > 1 else 0, budget // tile.vectors) + 1)
-    ]
+    if len(extents) < 2:
+        return best
 
     def cost(tile: RegisterTile) -> float:
-        return _loads(tile) * math.ceil(extents[-2] / tile.rows[-1]) * tile.rows[-1] / extents[-2]
+        computed = math.ceil(extents[-2] / tile.rows[-1]) * tile.rows[-1]
+        return _loads(tile) * computed / extents[-2]
 
-    other = min(overlapping, key=cost, default=best)
-    return other if overlapping and cost(other) * _WORTH_OVERLAP < _loads(best) else best
+    # A prime number of rows, such as 196 patches and a class token, is divided by one row alone.
+    overlapping = [
+        dataclasses.replace(tile, rows=[*[1] * (len(extents) - 2), n])
+        for tile in tiles
+        for n in range(1, min(extents[-2], max(1, budget // tile.vectors)) + 1)
+    ]
+    other = min(overlapping, key=cost)
+    return other if cost(other) * _WORTH_OVERLAP < _loads(best) else best
 
 
 def partial_tile(extents: list[int], machine: Machine) -> RegisterTile | None:

@@ -473,17 +473,13 @@ def _overlapped(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def unguarded(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
         # The guard of a split is `first + row < rows in all`, and its left side the row's index.
-        guard, values = realize.predicate, list(realize.iter_values)
-        at = [i for i, v in enumerate(values) if isinstance(guard, tirx.LT) and v.same_as(guard.a)]
-        at = at or [
-            i for i, v in enumerate(values)
-            if isinstance(guard, tirx.LT) and tvm_ffi.structural_equal(v, guard.a)
-        ]  # fmt: skip
-        if len(at) != 1 or not isinstance(guard.a, tirx.Add):
+        guard = realize.predicate
+        if not isinstance(guard, tirx.LT) or not isinstance(guard.a, tirx.Add):
             return realize
-        first, row = guard.a.a, guard.a.b
-        values[at[0]] = tirx.min(first, guard.b - rows) + row
-        return s_tir.SBlockRealize(values, True, realize.block)
+        early = tirx.min(guard.a.a, guard.b - rows) + guard.a.b
+        same = [tvm_ffi.structural_equal(value, guard.a) for value in realize.iter_values]
+        values = [early if s else v for s, v in zip(same, realize.iter_values, strict=True)]
+        return s_tir.SBlockRealize(values, True, realize.block) if any(same) else realize
 
     if rows is None:
         return function
