@@ -1,6 +1,7 @@
 """Default schedules: what they know of a processor."""
 
 import jax
+import jaxeff_export
 import numpy as np
 import pytest
 import tvm
@@ -8,6 +9,7 @@ import tvm_ffi
 from importer_oracle import assert_agrees, export
 from jaxeff_export.compiler import (
     Machine,
+    bind_parameters,
     compilation_target,
     compile_module,
     schedule_module,
@@ -171,21 +173,24 @@ def test_large_copies_are_written_image_by_image(images, cores, nests):
     np.testing.assert_allclose(ours, jax.jit(image)(w, x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(37, 40), (3, 23, 40)])
-def test_tiles_overlap_where_rows_divide_badly(shape):
+def layer(w, b, x):
+    """Contracts all axes of the weights but the last: one, or heads and their channels."""
+    return jax.nn.relu(jax.numpy.tensordot(x, w, w.ndim - 1) + b)
+
+
+@pytest.mark.parametrize("weights", [(40, 64), (4, 8, 128), (256, 512)])
+@pytest.mark.parametrize("rows", [(37,), (1, 37), (3, 23)])
+def test_tiles_overlap_where_rows_divide_badly(weights, rows):
     """37 rows are eight tiles of five: one row at a time would load all weights for each."""
     rng = np.random.default_rng(0)
-    w, b = (rng.standard_normal(s).astype(np.float32) for s in ((40, 64), (64,)))
-    x = rng.standard_normal(shape).astype(np.float32)
-
-    def f(w, b, x):
-        return jax.nn.relu(x @ w + b)
-
+    arguments = (weights, weights[-1:], rows + weights[:-1])
+    w, b, x = (rng.standard_normal(shape).astype(np.float32) for shape in arguments)
     target = {**resolve_target("host"), "num-cores": 2}
-    kernels = schedule_module(import_stablehlo(export(f, w, b, x)), target)
-    (rows,) = {tile[-2] for tile in tiles_of(kernels).values()}
-    assert rows > 1
-    assert shape[-2] % rows
+    lifted = bind_parameters(import_stablehlo(export(layer, w, b, x)), 2, target)
+    kernels = schedule_module(lifted.main, target)
+    (tile,) = {tile[-2] for tile in tiles_of(kernels).values()}
+    assert tile > 1
+    assert rows[-1] % tile
     guards = []
     for _, kernel in kernels.functions_items():
         if isinstance(kernel, tirx.PrimFunc):
@@ -193,8 +198,10 @@ def test_tiles_overlap_where_rows_divide_badly(shape):
                 kernel.body, (s_tir.SBlockRealize, lambda block: guards.append(block.predicate))
             )
     assert guards
-    assert all(isinstance(g, tirx.IntImm) for g in guards)
-    assert_agrees(f, w, b, x, rtol=1e-4, atol=1e-5)
+    assert all(isinstance(guard, tirx.IntImm) for guard in guards)
+    assert_agrees(layer, w, b, x, rtol=1e-4, atol=1e-4)
+    bundle = jaxeff_export.deploy(lambda p, x: layer(*p, x), ((w, b), x), target=target)
+    assert bundle.check().max_relative_error < 1e-5
 
 
 def test_tiles_that_divide_rows_are_kept_where_they_are_as_good():
@@ -205,7 +212,7 @@ def test_tiles_that_divide_rows_are_kept_where_they_are_as_good():
 
 def test_a_dense_layer_to_heads_is_a_matrix_product():
     """As a loop nest its tile would be of one row and several heads, which share no weights."""
-    x, w = np.zeros((1, 37, 48), np.float32), np.zeros((48, 6, 32), np.float32)
+    x, w = np.zeros((1, 37, 192), np.float32), np.zeros((192, 6, 32), np.float32)
     mod = schedule_module(
         import_stablehlo(export(lambda w, x: jax.numpy.tensordot(x, w, 1), w, x)),
         resolve_target("host"),

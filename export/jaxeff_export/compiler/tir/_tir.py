@@ -465,24 +465,33 @@ def overlap_tiles(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _overlapped(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    tiles: list[Any] = []
-    tvm_ffi.structural_walk(
-        function.body, (s_tir.SBlock, lambda block: tiles.append(block.annotations.get(TILE)))
-    )
-    rows = next((int(tile[-2]) for tile in tiles if tile and len(tile) > 1), None)
-
-    def unguarded(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
-        # The guard of a split is `first + row < rows in all`, and its left side the row's index.
-        guard = realize.predicate
-        if not isinstance(guard, tirx.LT) or not isinstance(guard.a, tirx.Add):
-            return realize
-        early = tirx.min(guard.a.a, guard.b - rows) + guard.a.b
-        same = [tvm_ffi.structural_equal(value, guard.a) for value in realize.iter_values]
-        values = [early if s else v for s, v in zip(same, realize.iter_values, strict=True)]
-        return s_tir.SBlockRealize(values, True, realize.block) if any(same) else realize
-
-    if rows is None:
+    blocks: list[s_tir.SBlockRealize] = []
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlockRealize, blocks.append))
+    tiles = [each.block.annotations[TILE] for each in blocks if TILE in each.block.annotations]
+    cut = [each for each in blocks if not isinstance(each.predicate, tirx.IntImm)]
+    # All blocks of a tile begin early, or none: each reads what the one before it wrote.
+    if not tiles or not all(any(_is_row(each, v) for v in each.iter_values) for each in cut):
         return function
-    return function.with_body(
-        tvm_ffi.structural_map(function.body, (s_tir.SBlockRealize, unguarded))
-    )
+    rows = int(tiles[0][-2])
+
+    def early(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        if isinstance(realize.predicate, tirx.IntImm):
+            return realize
+        last = realize.predicate.b - rows
+        values = [
+            tirx.min(value.a, last) + value.b if _is_row(realize, value) else value
+            for value in realize.iter_values
+        ]
+        return s_tir.SBlockRealize(values, True, realize.block)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlockRealize, early)))
+
+
+def _is_row(realize: s_tir.SBlockRealize, value: Expr) -> bool:
+    """Tells whether an iterator is what the guard of a split bounds: `first + row < rows in all`.
+
+    Both have the same loop over rows of a tile; how the first row is written may differ.
+    """
+    guard = realize.predicate
+    sums = isinstance(guard, tirx.LT) and all(isinstance(v, tirx.Add) for v in (guard.a, value))
+    return sums and bool(value.b.same_as(guard.a.b))

@@ -49,6 +49,7 @@ def lanes_of(length: int) -> int | None:
 
 _TRANSPOSED_ROWS = 8  # so many rows pay for transposing the other operand
 _MOVED = 32, 96  # so many rows, and columns, or the reverse pay for moving batches to the front
+_LARGE = 1 << 17  # bytes of an operand to several axes, from which on a loop nest is slower
 
 
 @rule("stablehlo.dot_general")
@@ -90,7 +91,9 @@ def _dot_general(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
         left = e.tensor(lhs)
         return [e.bb.emit(relax.op.matmul(left, e.tensor(rhs)))]
 
-    if native and _pays_to_move(lhs, lhs_free, rhs, rhs_free, result.shape):
+    # A nest's tile of several axes, such as heads, loads weights of its own for each.
+    large = math.prod(n for n in rhs.type.shape if isinstance(n, int)) * 4 >= _LARGE
+    if native and (batch or large) and _pays_to_move(lhs, lhs_free, rhs, rhs_free, result.shape):
         left = _moved(e, lhs, lhs_batch, lhs_free, lhs_contract)
         right = _moved(e, rhs, rhs_batch, rhs_contract, rhs_free)
         product = e.bb.emit(relax.op.matmul(left, right))
