@@ -400,7 +400,10 @@ def _pointwise(
     # An affine step is exact on mean and variance, so it is taken off at both ends. What is left is
     # more often a primitive or a polynomial that has a closed form, and quadrature sees entries at
     # their own scale.
-    while nodes and _is_affine(nodes[0], root, nodes, outputs, env):
+    # So is a root: its rule knows that what it is taken of is never negative, as a Gaussian is.
+    while nodes and (
+        _is_affine(nodes[0], root, nodes, outputs, env) or _is_root(nodes, root, outputs)
+    ):
         node = nodes.pop(0)
         step(node, env)
         (root,) = node.outputs
@@ -441,6 +444,13 @@ def _is_affine(
     if node.primitive is p.div_p:
         return floating and node.inputs[0] is variable
     return floating
+
+
+def _is_root(nodes: Sequence[Node], variable: Value, outputs: Sequence[Value]) -> bool:
+    """Returns whether the first of several equations alone reads `variable`, as its square root."""
+    readers = [n for n in nodes if variable in n.values]
+    alone = readers == [nodes[0]] and variable not in outputs
+    return alone and len(nodes) > 1 and nodes[0].primitive is p.sqrt_p
 
 
 def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environment) -> None:

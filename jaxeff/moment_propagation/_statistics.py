@@ -92,7 +92,10 @@ _REDUCED = {
     "exp": "sum exp",
     "exp of shifted": "sum exp of shifted",
 }
-_SQUARED = {"x": "x^2", "mean": "mean^2", "centred": "centred^2"}
+_ABSOLUTE = {"x": "|x|", "centred": "|centred|"}
+_SQUARED = {
+    "x": "x^2", "|x|": "x^2", "mean": "mean^2", "centred": "centred^2", "|centred|": "centred^2",
+}  # fmt: skip
 _EXPONENTIALS = {"x": "exp", "shifted": "exp of shifted", "log_softmax": "softmax"}
 _LOGARITHMS = {
     "sum exp": "logsumexp",
@@ -240,6 +243,8 @@ _EXPONENTS: dict[float | None, symbolic.Rule] = {
 
 
 def _absolute(eqn: Any, s: Statistic) -> Statistic:
+    if s.name in _ABSOLUTE:  # of norms that are written for any power, as PyTorch's
+        return _renamed(_ABSOLUTE)(eqn, s)
     if not s.name.startswith(("sum exp", "root ")) or s.gain < 0:
         raise UnreadableError
     return s

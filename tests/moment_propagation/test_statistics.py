@@ -67,6 +67,10 @@ FUNCTIONS = {
     "over the norm": (lambda x: x / norm(x), {"mean": 0.02, "var": 0.07}),
     "over the norm and more": (lambda x: x / (norm(x) + 0.5), {"mean": 0.02, "var": 0.06}),
     "over a raised norm": (lambda x: x / jnp.maximum(norm(x), 1e-6), {"mean": 0.02, "var": 0.07}),
+    "over PyTorch's norm": (
+        lambda x: x / jnp.maximum(jnp.sqrt((abs(x) ** 2).sum(-1, keepdims=True)), 1e-12),
+        {"mean": 0.02, "var": 0.07},
+    ),
     "over a raised square": (
         lambda x: x * jax.lax.rsqrt(jnp.maximum((x * x).sum(-1, keepdims=True), 1e-12)),
         {"mean": 0.02, "var": 0.07},
@@ -93,6 +97,22 @@ def test_the_moments_of_what_is_read_match_monte_carlo(name, oracle):
     x = random(4, 16)
     samples = oracle.monte_carlo(f, (x,), 20_000, 5_000)
     oracle.assert_matches(read(f, x), samples, **bias)
+
+
+def test_a_norm_of_absolute_values_is_read_as_any_other():
+    x = random(4, 16)
+    ours, plain = (read(FUNCTIONS[f"over {n}"][0], x) for n in ("PyTorch's norm", "a raised norm"))
+    np.testing.assert_allclose(ours.var, plain.var, rtol=1e-4)
+    variances = read(lambda x: (abs(centred(x)) ** 2).mean(-1), x).var
+    np.testing.assert_allclose(variances, read(FUNCTIONS["variance"][0], x).var, rtol=1e-4)
+
+
+def test_a_root_of_what_reaches_below_zero_as_a_gaussian_is_finite():
+    x = Gaussian(jnp.array([0.012, 1.0]), jnp.array([2.0e-6, 0.01]))  # eight and ten deviations
+    ours = moments(lambda x: jnp.maximum(jnp.sqrt(x), 1e-12))(x)
+    alone = moments(jnp.sqrt)(x)
+    np.testing.assert_allclose(ours.mean, alone.mean, rtol=1e-3)
+    np.testing.assert_allclose(ours.var, alone.var, rtol=0.05)
 
 
 @pytest.mark.slow
