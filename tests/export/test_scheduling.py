@@ -22,7 +22,7 @@ from jaxeff_export.compiler.tir import root_of, statements_of
 from jaxeff_export.importer import import_stablehlo
 from jaxeff_export.operators import Form, dense_module
 from jaxeff_export.targets import resolve_target
-from tvm import relax, s_tir, tirx
+from tvm import relax, s_tir, tirx, topi
 from tvm.target import Target
 
 
@@ -220,3 +220,27 @@ def test_a_dense_layer_to_heads_is_a_matrix_product():
     ((rows, columns),) = tiles_of(mod).values()
     assert rows > 1
     assert columns > 1
+
+
+def test_a_group_reads_some_results_of_several_kernels():
+    """TVM's FuseOps mixes the tuples up when a group reads parts of more than one."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 4), "float32"))
+
+    def several(a, i):
+        return [topi.cumsum(a, axis=0), topi.cumsum(a, axis=1), topi.add(a, float(i))]
+
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            # Many: with two, one order in two is right.
+            tuples = [builder.emit_te(several, x, i) for i in range(6)]
+            read = [builder.emit(relax.TupleGetItem(each, k)) for each in tuples for k in (0, 2)]
+            total = builder.emit_te(lambda *each: topi.add(sum(each[1:], each[0]), 1.0), *read)
+            flat = builder.emit_output(builder.emit_te(topi.reshape, total, (16,)))
+        builder.emit_func_output(flat)
+
+    machine = relax.VirtualMachine(compile_module(builder.get(), {"kind": "llvm"}), tvm.cpu())
+    value = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    result = machine["main"](tvm.runtime.tensor(value)).numpy()
+    expected = 6 * (value.cumsum(0) + value) + sum(range(6)) + 1
+    np.testing.assert_allclose(result, expected.ravel(), rtol=1e-5, atol=1e-5)

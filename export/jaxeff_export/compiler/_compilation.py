@@ -27,7 +27,7 @@ Sharp edge: only Linux has files in memory. Elsewhere LLVM writes to the disk it
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,13 +222,81 @@ def _fold(mod: tvm.IRModule) -> tvm.IRModule:
 
 def fuse(mod: tvm.IRModule) -> tvm.IRModule:
     """Makes one kernel of each group of kernels that belong together."""
-    passes = [
-        relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-        relax.transform.DeadCodeElimination(),
-    ]
-    return tvm.transform.Sequential(passes)(mod)
+    annotated = relax.transform.AnnotateTIROpPattern()(mod)
+    # Where a group reads some results of two kernels with several, TVM's FuseOps puts them into the
+    # place of the second kernel's tuple as it was before the first one's were put in, and the group
+    # reads variables that it doesn't have: by the order of addresses, so not in every run. Results
+    # that are read one by one can't go wrong. Those of kernels that are never fused lose nothing by
+    # it; those of others only have to where the groups would be wrong.
+    grouped = relax.transform.FuseOps()(_results_apart(annotated, {_OPAQUE}))
+    if any(relax.analysis.free_vars(function) for function in _relax_functions(grouped)):
+        grouped = relax.transform.FuseOps()(_results_apart(annotated, set(range(_OPAQUE + 1))))
+    passes = [relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()]
+    return tvm.transform.Sequential(passes)(_without_marks(grouped))
+
+
+_OPAQUE = 8
+"""TVM's pattern of a kernel that isn't fused with others (``OpPatternKind::kOpaque``)."""
+_MARK = tvm.ir.Op.get("relax.builtin.stop_lift_params")
+"""An operator that returns what it is given, and that FuseOps knows nothing of."""
+
+
+def _relax_functions(mod: tvm.IRModule) -> list[relax.Function]:
+    return [each for each in mod.functions.values() if isinstance(each, relax.Function)]
+
+
+def _results_apart(mod: tvm.IRModule, patterns: Container[int]) -> tvm.IRModule:
+    """Marks the results of kernels of some patterns, so that no group takes their tuples."""
+    tuples: set[relax.Var] = set()
+
+    def apart(binding: relax.Binding) -> list[relax.Binding]:
+        value = binding.value
+        kernel = tir.called_kernel(value)
+        if kernel is not None and int(mod[kernel].attrs["op_pattern"]) in patterns:
+            tuples.add(binding.var)
+        if not isinstance(value, relax.TupleGetItem) or value.tuple_value not in tuples:
+            return [binding]
+        item = relax.DataflowVar(f"{binding.var.name}_item", binding.var.ty)
+        marked = relax.Call(_MARK, [item])
+        return [relax.VarBinding(item, value), relax.VarBinding(binding.var, marked)]
+
+    # What the mark returns has its type only after this.
+    return relax.transform.Normalize()(_with_bindings(mod, apart))
+
+
+def _without_marks(mod: tvm.IRModule) -> tvm.IRModule:
+    """Reads the results that `_results_apart` marked from their tuples again."""
+    items: dict[relax.Var, relax.TupleGetItem] = {}
+
+    def unmarked(binding: relax.Binding) -> list[relax.Binding]:
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem):
+            items[binding.var] = value
+        if isinstance(value, relax.Call) and value.op == _MARK:
+            return [relax.VarBinding(binding.var, items[value.args[0]])]
+        return [binding]
+
+    return _with_bindings(mod, unmarked)
+
+
+def _with_bindings(
+    mod: tvm.IRModule, rewrite: Callable[[relax.Binding], list[relax.Binding]]
+) -> tvm.IRModule:
+    """Rewrites what the dataflow blocks of all of a module's functions bind, one by one."""
+    result = mod.clone()
+    for name, function in mod.functions_items():
+        if isinstance(function, relax.Function) and isinstance(function.body, relax.SeqExpr):
+            blocks = [
+                relax.DataflowBlock([new for each in block.bindings for new in rewrite(each)])
+                if isinstance(block, relax.DataflowBlock)
+                else block
+                for block in function.body.blocks
+            ]
+            body = relax.SeqExpr(blocks, function.body.body)
+            result[name] = relax.Function(
+                function.params, body, function.ret_ty, function.is_pure, function.attrs
+            )
+    return result
 
 
 def _lower() -> tvm.transform.Pass:
