@@ -144,9 +144,9 @@ def partition(
             products.require_non_negative(layer.site, _product(layer)(*values)[0])
         shapes: list[tuple[Any, Any]] = []
 
-        def observe(_: Any, tiles: products.TiledProduct) -> None:
+        def observe(_: Any, tiles: products.TiledProduct, clamped: products.Shares) -> None:
             shapes.append((tiles.inputs.shape, tiles.weights.shape))
-            clipped.append(tiles.clipped)
+            clipped.append(clamped)
 
         @jax.jit
         def run(*operands: Any) -> Any:

@@ -68,14 +68,20 @@ class TiledProduct(NamedTuple):
     Attributes:
         inputs: Codes, `[g, tr, p, r]`.
         weights: Codes, `[g, tr, tc, r, c]`.
+        held: Counts before conversion, or those that a chip gave, `[g, tr, tc, p, c]`.
         counts: Converted, `[g, tr, tc, p, c]`.
-        clipped: Shares of inputs, weights and counts that are clamped, as scalars.
     """
 
     inputs: Float[Array, "g tr p r"]
     weights: Float[Array, "g tr tc r c"]
+    held: Float[Array, "g tr tc p c"]
     counts: Float[Array, "g tr tc p c"]
-    clipped: tuple[Any, Any, Any]
+
+
+Shares = tuple[Any, Any, Any]
+"""Parts of inputs, weights and counts that are clamped, as scalars."""
+
+Observe = Callable[[_crossbar.MatrixProduct, TiledProduct, Shares], None]
 
 
 def on_crossbar(
@@ -84,12 +90,12 @@ def on_crossbar(
     key: PRNGKeyArray | None,
     values: Sequence[Any],
     chip: Counts | None = None,
-    observe: Callable[[_crossbar.MatrixProduct, TiledProduct], None] | None = None,
+    observe: Observe | None = None,
 ) -> tuple[Any, ...]:
     """Computes a linear layer with its product on a crossbar; without noise if there is no key.
 
     `chip` computes the counts in the model's place, which still has the gradient; `observe` is
-    called with the product and its tiles.
+    called with the product, its tiles and what is clamped.
     """
     op = layer.op
     assert op is not None
@@ -124,19 +130,21 @@ def variance_of(crossbar: _crossbar.Crossbar, layer: Layer, values: Sequence[Any
         spread: list[Any] = []
         quiet = dataclasses.replace(crossbar, correction=None)
 
-        def observe(part: _crossbar.MatrixProduct, tiles: TiledProduct) -> None:
+        def observe(part: _crossbar.MatrixProduct, tiles: TiledProduct, _: Shares) -> None:
             pairs = jax.vmap(jax.vmap(jax.vmap(crossbar.model.variance, (None, 0))))
             each = pairs(tiles.inputs, tiles.weights)
             each = jnp.broadcast_to(each, tiles.counts.shape)
             if crossbar.correction is not None:
                 each = each * crossbar.correction.scale[: each.shape[-1]] ** 2
             wide = dataclasses.replace(crossbar, sum_bits=None)
-            spread.append(part.restore(_summed(wide, each, part.weights.shape[-1])))
+            each = part.restore(_summed(wide, each, part.weights.shape[-1]))
+            # Signed inputs are read out twice: variances add.
+            spread.extend(jnp.split(each, 2, axis=1) if crossbar.signed else [each])
 
         _multiplied(quiet, layer.site, None, product, None, observe)
         steps = _steps(crossbar, product)
         unit = steps[0] * steps[1] / (crossbar.gain * crossbar.sends)
-        # Signed inputs are read out twice: variances add, in squares of a count's value.
+        # In squares of a count's value.
         variances.append(product.restore(sum(spread) * unit**2))
         return _compat.bind(eqn, *operands)
 
@@ -174,7 +182,7 @@ def _multiplied(
     key: PRNGKeyArray | None,
     product: _crossbar.MatrixProduct,
     chip: Counts | None,
-    observe: Callable[[_crossbar.MatrixProduct, TiledProduct], None] | None,
+    observe: Observe | None,
 ) -> Any:
     if not crossbar.signed:
         product = product._replace(inputs=require_non_negative(site, product.inputs))
@@ -197,35 +205,39 @@ def _passes(
     key: PRNGKeyArray | None,
     product: _crossbar.MatrixProduct,
     chip: Counts | None,
-    observe: Callable[[_crossbar.MatrixProduct, TiledProduct], None] | None,
+    observe: Observe | None,
 ) -> Any:
     """Sends the inputs, negative ones in a pass of their own, and scales what is read out."""
-    inputs = product.inputs
+    inputs, vectors = product.inputs, product.inputs.shape[1]
     input_step, weight_step = _steps(crossbar, product)
-    # A pulse has no sign: negative inputs go in a second pass, whose counts are subtracted.
-    passes = [inputs, -inputs] if crossbar.signed else [inputs]
-    keys = [None] * 2 if key is None else list(jax.random.split(key))
-    results = []
-    for sign, pass_key in zip(passes, keys, strict=False):
-        part = _crossbar.pack_groups(
-            _crossbar.MatrixProduct(sign, product.weights, lambda y: y),
-            crossbar.rows,
-            crossbar.columns,
+    if crossbar.signed:
+        # A pulse has no sign: negative inputs go in a second pass, whose counts are subtracted. The
+        # passes are vectors beside one another on the same tiles.
+        inputs = jax.lax.concatenate([inputs, -inputs], 1)
+    part = _crossbar.pack_groups(
+        _crossbar.MatrixProduct(inputs, product.weights, lambda y: y),
+        crossbar.rows,
+        crossbar.columns,
+    )
+    a = _crossbar.encode_integers(part.inputs, input_step, 0, crossbar.input_top)
+    w = _crossbar.encode_integers(
+        part.weights, weight_step, -crossbar.weight_top, crossbar.weight_top
+    )
+    tiles = _tiles(crossbar, key, a, w, chip)
+    if observe is not None:
+        low, high = _crossbar.signed_range(crossbar.output_bits)
+        clipped = (
+            jnp.mean(inputs > (crossbar.input_top + 0.5) * input_step),
+            jnp.mean(jnp.abs(product.weights) > (crossbar.weight_top + 0.5) * weight_step),
+            # Counts of a chip come clamped: at an end, what was held may have been beyond it.
+            jnp.mean((tiles.held < low) | (tiles.held >= high + 1))
+            if chip is None
+            else jnp.mean((tiles.held <= low) | (tiles.held >= high)),
         )
-        a = _crossbar.encode_integers(part.inputs, input_step, 0, crossbar.input_top)
-        w = _crossbar.encode_integers(
-            part.weights, weight_step, -crossbar.weight_top, crossbar.weight_top
-        )
-        tiles = _tiles(crossbar, pass_key, a, w, chip)
-        if observe is not None:
-            clipped = (
-                jnp.mean(sign > (crossbar.input_top + 0.5) * input_step),
-                jnp.mean(jnp.abs(product.weights) > (crossbar.weight_top + 0.5) * weight_step),
-                tiles.clipped[2],
-            )
-            observe(part, tiles._replace(clipped=clipped))
-        results.append(part.restore(_summed(crossbar, tiles.counts, part.weights.shape[-1])))
-    counts = results[0] - results[1] if crossbar.signed else results[0]
+        observe(part, tiles, clipped)
+    counts = part.restore(_summed(crossbar, tiles.counts, part.weights.shape[-1]))
+    if crossbar.signed:
+        counts = counts[:, :vectors] - counts[:, vectors:]
     gain = jnp.asarray(crossbar.gain, counts.dtype) * crossbar.sends
     # A count is gain times a sum of products of codes, and codes count steps.
     return counts * (input_step * weight_step / gain)
@@ -248,25 +260,27 @@ def _tiles(
         by_column = jax.vmap(function, (None, 0))
         return jax.vmap(jax.vmap(by_column))(inputs, weights)
 
-    counts = over_tiles(lambda x, m: model.counts(x, m, gain))
-    rounding = getattr(model, "rounding", "nearest")
+    def by_pass(draw: Callable[[Any, Any], Any], vectors: Any, axis: int) -> Any:
+        """Draws for each pass with a key of its own; vectors of both lie along an axis."""
+        passes = jnp.split(vectors, 2, axis) if crossbar.signed else [vectors]
+        keys = [None] * 2 if key is None else jax.random.split(key)
+        drawn = [draw(pass_key, part) for pass_key, part in zip(keys, passes, strict=False)]
+        return jnp.concatenate(drawn, -2)
+
+    held = over_tiles(lambda x, m: model.counts(x, m, gain))
     # A chip has its own noise; the model's is added where no chip answers.
     if key is not None and chip is None:
-        variance = over_tiles(model.variance)
-        noise = jax.random.normal(key, counts.shape, counts.dtype)
-        counts = counts + jnp.sqrt(variance) * noise
-    low, high = _crossbar.signed_range(crossbar.output_bits)
-    clipped = jnp.mean((counts < low) | (counts >= high + 1))
-    counts = _crossbar.convert(counts, crossbar.output_bits, rounding)
+        noise = by_pass(lambda k, part: jax.random.normal(k, part.shape, part.dtype), held, 3)
+        held = held + jnp.sqrt(over_tiles(model.variance)) * noise
+    rounding = getattr(model, "rounding", "nearest")
+    counts = _crossbar.convert(held, crossbar.output_bits, rounding)
     if chip is not None:
-        measured = jnp.asarray(chip(key, weights, inputs), counts.dtype)
-        # Counts of a chip come clamped: at an end, what was held may have been beyond it.
-        clipped = jnp.mean((measured <= low) | (measured >= high))
+        held = by_pass(lambda k, part: chip(k, weights, part), inputs, 2).astype(counts.dtype)
         # In the loop: the value of the chip, the gradient of the model.
-        counts = _crossbar.with_gradient_of(measured, counts)
+        counts = _crossbar.with_gradient_of(held, counts)
     if crossbar.correction is not None:
         counts = crossbar.correction.apply(counts)
-    return TiledProduct(inputs, weights, counts, (0.0, 0.0, clipped))
+    return TiledProduct(inputs, weights, held, counts)
 
 
 def _summed(crossbar: _crossbar.Crossbar, counts: Any, columns: int) -> Any:
@@ -286,7 +300,7 @@ def _step(step: Any, x: Any, top: int) -> Any:
         return jnp.asarray(step, x.dtype)
     # No gradient through a scale, which would pull on the largest value alone.
     largest = jax.lax.stop_gradient(jnp.abs(x).max())
-    return jnp.where(largest > 0, largest, 1) / top
+    return jax.lax.select(largest > 0, largest, jnp.ones((), x.dtype)) / top
 
 
 def require_non_negative(site: str, x: Any) -> Any:

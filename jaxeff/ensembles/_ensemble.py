@@ -188,6 +188,10 @@ class Ensemble:
     chosen: Mapping[str, Members]
     mutable: bool = False
 
+    def __post_init__(self) -> None:
+        # Ties are looked for in every call, in what is read of `f` for new shapes alone.
+        object.__setattr__(self, "f", core.read_once(self.f))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the results of all members, `[members, ...]` each.
 

@@ -127,6 +127,7 @@ takes tenths of a second.
 import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -231,7 +232,9 @@ def evaluate(
             else contextlib.nullcontext()
         )
         with scope:
-            outputs = rule(layer, site_key(key, layer), *arguments)
+            # A key that nothing draws with is two equations of the program all the same.
+            is_plain = isinstance(rule, _AtSites) and not rule.acts_on(layer)
+            outputs = rule(layer, None if is_plain else site_key(key, layer), *arguments)
             return [_tag_spread(value) for value in outputs]
 
     return run_layers(program, values, outputs_of)
@@ -252,6 +255,22 @@ def plain_rule(layer: Layer, key: PRNGKeyArray | None, *values: Any) -> Sequence
     return layer.fn(*values) if layer.nodes else values
 
 
+@dataclass(frozen=True)
+class _AtSites:
+    """A rule of the layers that have a setting."""
+
+    settings: Mapping[str, Any]
+    rule: Rule
+
+    def acts_on(self, layer: Layer) -> bool:
+        return self.settings.get(layer.site) is not None
+
+    def __call__(self, layer: Layer, key: PRNGKeyArray | None, *values: Any) -> Sequence[Any]:
+        if not self.acts_on(layer):
+            return plain_rule(layer, key, *values)
+        return self.rule(self.settings[layer.site], layer, key, *values)
+
+
 def at_sites(settings: Mapping[str, Any], rule: Rule) -> Rule:
     """Makes the rule that changes the layers that have a setting, and no others.
 
@@ -259,14 +278,7 @@ def at_sites(settings: Mapping[str, Any], rule: Rule) -> Rule:
         settings: A setting by site, from `resolve`.
         rule: `rule(setting, layer, key, *values) -> sequence of outputs`, for a layer with one.
     """
-
-    def at_site(layer: Layer, key: PRNGKeyArray | None, *values: Any) -> Sequence[Any]:
-        setting = settings.get(layer.site)
-        if setting is None:
-            return plain_rule(layer, key, *values)
-        return rule(setting, layer, key, *values)
-
-    return at_site
+    return _AtSites(settings, rule)
 
 
 CLOSED_TAG = "jaxeff.closed:"

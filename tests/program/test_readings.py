@@ -13,6 +13,7 @@ from jaxeff import (
     Gaussian,
     Int,
     analog,
+    ensemble,
     integer,
     moments,
     noisy,
@@ -22,6 +23,7 @@ from jaxeff import (
 from jaxeff.analog_hardware import Linear
 from jaxeff.compression import calibrate
 from jaxeff.core import jax_internals, read_once
+from jaxeff.ensembles import Members
 from jaxeff.moment_propagation import _regions
 from jaxeff.moment_propagation.rules import gauss_legendre
 
@@ -66,6 +68,15 @@ def test_a_function_is_read_once_for_each_shape(counted, transform, args):
     assert len(calls) == 2 * reads
     g(*args, scale=2.0)  # what is no array decides what is read, too
     assert len(calls) == 3 * reads
+
+
+def test_an_ensemble_looks_for_ties_once(counted):
+    f, calls = counted
+    g, members = ensemble(KEY, f, {**PARAMS, "shared": X}, {"w": Members(2)})
+    first = g(members, X)
+    reads = len(calls)
+    np.testing.assert_array_equal(g(members, X), first)
+    assert len(calls) - reads == 1 < reads  # `vmap`'s own call
 
 
 def test_integer_reads_once_for_conversion_and_calls(counted):
@@ -149,6 +160,29 @@ def test_few_readings_are_kept(counted):
 
 def _primitives(g, *args):
     return {p.name for p in jax_internals.primitives_in(jax.make_jaxpr(g)(*args).jaxpr)}
+
+
+def test_layers_without_a_setting_have_no_key(counted):
+    f, _ = counted
+
+    def deep(params, x):
+        return f(params, x) @ jnp.eye(3)
+
+    folded = [
+        sum(
+            eqn.primitive.name == "random_fold_in" for eqn in jax.make_jaxpr(g)(KEY, PARAMS, X).eqns
+        )
+        for g in (analog(h, {"w": Crossbar(gain=0.01)}) for h in (f, deep))
+    ]
+    assert folded == [2, 2]
+
+
+def test_both_passes_of_a_crossbar_are_on_the_same_codes():
+    def coded(signed):
+        g = analog(lambda w, x: x @ w, {"*:linear": Crossbar(gain=0.01, signed=signed)})
+        return str(jax.make_jaxpr(g)(KEY, PARAMS["w"], X)).count(" round[")
+
+    assert coded(signed=True) == coded(signed=False) == 2
 
 
 def test_crossbars_without_noise_draw_nothing(counted):
