@@ -107,5 +107,6 @@ from jaxeff.core._traced import EXPANSIONS as EXPANSIONS
 from jaxeff.core._traced import kept_reading as kept_reading
 from jaxeff.core._traced import make_jaxpr as make_jaxpr
 from jaxeff.core._traced import read_once as read_once
+from jaxeff.core._traced import read_while_alive as read_while_alive
 from jaxeff.core._traced import rewritten as rewritten
 from jaxeff.core._traced import widened as widened

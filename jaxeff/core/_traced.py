@@ -13,6 +13,7 @@ Sharp edge: as under `jax.jit`, what a function reads of global names counts as 
 
 import functools
 import math
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -116,6 +117,37 @@ def read_once(f: Callable[..., Any]) -> Callable[..., Any]:
     ```
     """
     return f if isinstance(f, _ReadOnce) else _ReadOnce(f)
+
+
+_READ_WHILE_ALIVE: weakref.WeakKeyDictionary[Any, _ReadOnce] = weakref.WeakKeyDictionary()
+
+
+def read_while_alive(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the same result of `read_once` for the same function, as long as that lives.
+
+    It is for calls of the host, which are given a function anew each time: what they compile for it
+    is kept by `kept_reading` until the function goes. One that can't be referred to weakly, or has
+    no hash, is read in every call.
+    """
+    if isinstance(f, _ReadOnce):
+        return f
+    try:
+        kept = _READ_WHILE_ALIVE.get(f)
+        living = weakref.ref(f)
+    except TypeError:
+        return _ReadOnce(f)
+    if kept is None:
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # Whoever calls holds the function; what is kept for it mustn't, or it would never go.
+            alive: Any = living()
+            return alive(*args, **kwargs)
+
+        functools.update_wrapper(call, f, updated=())
+        del call.__wrapped__  # type: ignore[attr-defined]
+        kept = _ReadOnce(call)
+        _READ_WHILE_ALIVE[f] = kept
+    return kept
 
 
 def kept_reading(

@@ -59,7 +59,7 @@ from jaxeff.moment_propagation import _calibrated as calibrated
 from jaxeff.moment_propagation import _moment_pass as moment_pass
 from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, batched_leaves, promote
-from jaxeff.moment_propagation._moments import Sampling, random_values
+from jaxeff.moment_propagation._moments import Sampling, floats, random_values
 from jaxeff.moment_propagation._values import Gaussian, is_gaussian, is_random, to_variance
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.program import Layer, Program, evaluate
@@ -157,6 +157,7 @@ class Drawn(NamedTuple):
 
 
 def drawn(
+    f: Callable[..., Any],
     keys: PRNGKeyArray,
     complete: SampledProgram,
     part: SampledProgram,
@@ -167,15 +168,23 @@ def drawn(
     """Samples the variances of values.
 
     Keys are of all draws, `[groups, chunks, chunk]`, at least two chunks; `complete` reads all
-    inputs, `part` a group; `posterior` has draws of its own in the place of the first values.
+    inputs, `part` a group; `posterior` has draws of its own in the place of the first values. What
+    is compiled is kept with `f`, which was read.
     """
     inputs = groups.axes(complete.program.inputs, part.program.inputs) or [None] * len(
         complete.values
     )
     sampling = Sampling(part.program, part.wanted, keys.shape[2])
     start = _values_of_group(complete, inputs, 0, groups)
-    add = sampling.compiled(start, keys[0], posterior)
+
+    def compiled() -> tuple[Any, tuple[()]]:
+        return sampling.compiled(start, keys[0], posterior), ()
+
+    # Another posterior may draw otherwise.
     results = [i for i, v in enumerate(part.wanted) if v in part.program.outputs]
+    places = tuple(i for i, v in enumerate(floats(part.program)) if v in part.wanted)
+    form = {"draws": (keys.shape, places)}
+    add = core.kept_reading(f, start, form, compiled) if posterior is None else compiled()[0]
     by_group: list[tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]] = []
     chunks, chunk = keys.shape[1:]
     calls = max(1, _CALLS // (2 * groups.count))
@@ -307,6 +316,8 @@ def calibrate_moments(
         MomentsError: As `moments`.
     """
     check_method("calibrate_moments", method)
+    if not kwargs:  # else what is compiled depends on more than shapes
+        f = core.read_while_alive(f)
     source = None
     if isinstance(posterior, calibrated.Calibrated):
         posterior = posterior.posterior
@@ -338,8 +349,14 @@ def calibrate_moments(
     # A half of fewer than 4 draws has hardly a variance to judge by.
     judged = members if keys[0].size >= _FEWEST_JUDGED else np.zeros_like(members)
     rows, scale = np.ones(len(members), np.float32), np.float32(1)
-    finish = jax.jit(measure).lower(like, rows, scale, values, *inputs).compile()
-    sampled = drawn(keys, complete, part, groups, progress, source)
+    static = {"factors": (tuple((rules or {}).items()), method, correlations, shared, noise)}
+    finish = core.kept_reading(
+        f,
+        inputs,
+        static,
+        lambda: (jax.jit(measure).lower(like, rows, scale, values, *inputs).compile(), ()),
+    )
+    sampled = drawn(f, keys, complete, part, groups, progress, source)
     chosen = calibrated.choose(
         "static" if of_results else form,
         judged,

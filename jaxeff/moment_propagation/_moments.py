@@ -473,6 +473,8 @@ class Sampling:
 
 def sampled_moments(
     key: PRNGKeyArray,
+    f: Callable[..., Any],
+    args: Any,
     program: Program,
     values: Sequence[Any],
     samples: int,
@@ -484,13 +486,16 @@ def sampled_moments(
     Loops are run as they are, and what is inside isn't looked at. Values are one per input; a
     `Gaussian` is sampled, at least twice, rounded up to a multiple of `chunk`, which are run at
     once: memory is this many times that of the function. Of `wanted`, what isn't random or no
-    floats is left out. Returns the mean and the unbiased variance by value, arrays of the value's
-    shape.
+    floats is left out. What is compiled is kept with the function that was read at these arguments.
+    Returns the mean and the unbiased variance by value, arrays of the value's shape.
     """
     random = [v for v in random_values(program, values) if v in wanted]
     sampling = Sampling(program, random, chunk)
     keys = draw_keys(key, samples, chunk)
-    add = sampling.compiled(values, keys)
+    places = tuple(i for i, v in enumerate(floats(program)) if v in random)
+    add = core.kept_reading(
+        f, args, {"draws": (keys.shape, places)}, lambda: (sampling.compiled(values, keys), ())
+    )
     sums = sampling.start(add, values, keys)
     sums = add(sums, values, keys, np.int32(0), np.int32(len(keys)))
     return sampling.moments(sums, keys.size)
@@ -520,8 +525,13 @@ def random_values(program: Program, values: Sequence[Any]) -> list[Value]:
     for layer in program.layers:
         if not reached.isdisjoint(layer.inputs):
             reached.update(layer.outputs)
-    all_values = [*program.inputs, *(v for layer in program.layers for v in layer.outputs)]
-    return [v for v in all_values if v in reached and jnp.issubdtype(v.aval.dtype, jnp.floating)]
+    return [v for v in floats(program) if v in reached]
+
+
+def floats(program: Program) -> list[Value]:
+    """Lists the floating-point values of a program in their order."""
+    values = [*program.inputs, *(v for layer in program.layers for v in layer.outputs)]
+    return [v for v in values if jnp.issubdtype(v.aval.dtype, jnp.floating)]
 
 
 def ratios(ours: _values.Gaussian, sampled: _values.Gaussian) -> Array:

@@ -183,12 +183,14 @@ def site_ratios(
     # Sums over draws of what no place reads or makes would be most of the loop's work.
     ends = {v for v in program.outputs if isinstance(v, Value)}
     ends.update(v for layer in layers for v in (*layer.inputs, layer.outputs[0]))
-    sampled = sampled_moments(key, program, values, samples, chunk, ends)
+    sampled = sampled_moments(key, f, (plain_args, kwargs), program, values, samples, chunk, ends)
     known = dict(zip(program.inputs, values, strict=True))
     error = float(np.sqrt(2 / samples))
-    programs: dict[Any, Any] = {}
+    # What is compiled is kept with the function.
+    form = {"sites": (tuple(rules.items()), propagation.shared, tuple(map(_place, layers)))}
+    programs: dict[Any, Any] = core.kept_reading(f, (plain_args, kwargs), form, lambda: ({}, ()))
     ratio_at: dict[Place, Ratio | None] = {}
-    for layer in layers:
+    for number, layer in enumerate(layers):
         result = layer.outputs[0]
         # Sampled moments of the inputs, not propagated ones: what is measured is each place's own
         # error.
@@ -200,19 +202,21 @@ def site_ratios(
             outputs = propagation.layer({}, layer, None, *inputs)
             return ratios(to_variance(outputs[0]), true) if is_random(outputs[0]) else None
 
-        ratio = _called(programs, rule, sampled[result], *inputs)
+        if number not in programs:
+            programs[number] = _compiled(programs, rule, sampled[result], *inputs)
+        ratio = programs[number](sampled[result], *inputs)
         if ratio is not None:
             ratio_at[_place(layer)] = summary_of(np.asarray(ratio), error)
     return ratio_at, [sampled.get(v) if isinstance(v, Value) else None for v in program.outputs]
 
 
-def _called(programs: dict[Any, Any], rule: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function, compiled; equal layers, such as those of blocks, have one program."""
+def _compiled(programs: dict[Any, Any], rule: Callable[..., Any], *args: Any) -> Any:
+    """Compiles a function; equal layers, such as those of blocks, have one program."""
     lowered = jax.jit(rule, keep_unused=True).lower(*args)
     key = lowered.as_text(), jax.tree.structure(args)
     if key not in programs:
         programs[key] = lowered.compile()
-    return programs[key](*args)
+    return programs[key]
 
 
 def summary_of(ratio: np.ndarray, error: float) -> Ratio | None:
@@ -446,6 +450,7 @@ def moments_check(
         TypeError: `f` is a Flax model.
         MomentsError: As `moments`.
     """
+    f = core.read_while_alive(f)
     plain, _ = uncalibrated((params, x))
     noise = _relative_noise(plain)
     linear = draws is None and noise <= SMALL_NOISE
@@ -455,10 +460,10 @@ def moments_check(
     sampled: list[Gaussian | None] = []
     if places or not linear:
         errors, sampled = site_ratios(key, f, plain, {}, {}, count, 1, places)
-    ours = jax.tree.leaves(jax.jit(moments(f))(params, x), is_leaf=is_gaussian)
+    ours = jax.tree.leaves(_moments_of(f, "layers")(params, x), is_leaf=is_gaussian)
     truth, linear_error = sampled, None
     if linear:
-        delta = jax.jit(moments(f, method="linear"))(*plain)
+        delta = _moments_of(f, "linear")(*plain)
         truth = jax.tree.leaves(delta, is_leaf=is_gaussian)
         linear_error = _error_of_linear(truth, sampled)
         # The samples that the sites need are there anyhow. What they contradict is no reference:
@@ -479,6 +484,13 @@ def moments_check(
         sites=_worst_first(with_ratios(places, errors)),
         inputs=_inputs(x),
         decisions=_decided(key, f, plain, ours, count) if logits else None,
+    )
+
+
+def _moments_of(f: Callable[..., Any], method: str) -> Callable[..., Any]:
+    """Returns compiled moments; those of a function that is read while it lives are kept."""
+    return core.kept_reading(
+        f, (), {"moments": method}, lambda: (jax.jit(moments(f, method=method)), ())
     )
 
 

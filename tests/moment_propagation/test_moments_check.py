@@ -1,6 +1,8 @@
 """What `moments_check` says of networks whose variances are right, or wrong in a known way."""
 
 import dataclasses
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxeff
-from jaxeff.moment_propagation import Gaussian, MomentsWarning
+from jaxeff.moment_propagation import Gaussian, MomentsWarning, calibrate_moments
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (6, 8, 8, 2))
@@ -197,3 +199,29 @@ def test_equal_places_are_compiled_once(monkeypatch):
         return len(programs)
 
     assert count(3) == count(6)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda f, weights: jaxeff.moments_check(KEY, f, weights, X, draws=4),
+        lambda f, weights: calibrate_moments(KEY, f, weights, X, samples=4, form="static"),
+    ],
+    ids=["moments_check", "calibrate_moments"],
+)
+def test_what_the_host_compiles_is_kept_as_long_as_the_function_lives(call):
+    calls = []
+
+    def f(params, x):
+        calls.append(x.shape)
+        return dense(params, x)
+
+    weights = posterior(0.05, 128, 8)
+    first = call(f, weights)
+    reads = len(calls)
+    assert str(call(f, weights)) == str(first)
+    assert len(calls) == reads > 0
+    alive = weakref.ref(f)
+    del f
+    gc.collect()
+    assert alive() is None
