@@ -39,6 +39,8 @@ Sharp edges
 - Factors of positions (scores of attention that wasn't recognised) have their mean in common where
   a sequence is of another length.
 - They belong to the posterior: another one, or another scale of noise at the input, has others.
+- What is compiled is kept as long as `f` lives, so that a second call is fast; as under `jax.jit`,
+  what `f` reads of global names counts as it was at first.
 - Means are left as they are. Covariances between results stay unknown.
 """
 

@@ -23,6 +23,8 @@ Sharp edges
   26 % or more. Give `draws` to be sure.
 - The table of sites compiles the rules of all places where independence is assumed: seconds for a
   small convolutional network, more for a deep transformer.
+- What is compiled is kept as long as `f` lives, so that a second call is fast; as under `jax.jit`,
+  what `f` reads of global names counts as it was at first.
 - What a layer loses by itself may cancel further on: the table of sites says where to look, the
   ratio of the results whether it matters.
 - Variances may be right for most inputs and far off for some: an LSTM had .89 (.75 to .96) of the
