@@ -175,6 +175,19 @@ def test_dynamic_ranges_are_found_in_every_call(classifier):
     np.testing.assert_allclose(alone, output[:1], atol=1e-6)  # a range per sample
 
 
+def test_products_with_dynamic_ranges_are_transposed():
+    def scores(params, x):
+        q, k = ((x @ params[name]).reshape(2, 5, 2, 4) for name in ("q", "k"))
+        return q.transpose(0, 2, 1, 3) @ k.transpose(0, 2, 3, 1)
+
+    keys = jax.random.split(KEY, 3)
+    params = {name: jax.random.normal(k, (8, 8)) for name, k in zip("qk", keys, strict=False)}
+    x = jax.random.normal(keys[2], (2, 5, 8))
+    g = integer(scores, {"*:linear": WEIGHTS}, dynamic=True)
+    near = quantized(scores, {"*:linear": WEIGHTS})(params, x)
+    np.testing.assert_allclose(g(g.convert(params, x), x), near, atol=0.02 * np.abs(near).max())
+
+
 def test_fixed_point_is_float_but_for_one_code():
     scale = jax.random.uniform(KEY, (500,), minval=-1) * 2.0 ** -jnp.arange(0, 25, 0.05)
     most = jnp.minimum(300 / jnp.abs(scale), 2.0**30)[None]

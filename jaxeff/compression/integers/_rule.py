@@ -385,7 +385,10 @@ class IntegerRule:
     def _moved(self, layer: Layer, values: Sequence[Any]) -> _values.FloatValue | None:
         """Leaves a transposition of floats for their codes, which are smaller."""
         transposes = any(node.primitive is prim.p.transpose_p for node in layer.nodes)
-        if not (transposes and read.is_move(layer) and layer.data and _is_float(values[0])):
+        if not (transposes and read.is_move(layer) and layer.data):
+            return None
+        # What a product with a range of its own leaves is in float already, and moved as such.
+        if isinstance(values[0], _values.IntegerValue) or not _is_float(values[0]):
             return None
         return _values.FloatValue(values[0]).moved(lambda x: layer.fn(x)[0])
 
