@@ -42,7 +42,7 @@ from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import dependence
 from jaxeff.moment_propagation._propagation import Environment, propagate
-from jaxeff.moment_propagation._values import Gaussian, RawMoments, is_random, to_variance
+from jaxeff.moment_propagation._values import Gaussian, Pooled, RawMoments, is_random, to_variance
 from jaxeff.moment_propagation.rules import (
     DATA_MOVEMENT,
     Attribute,
@@ -50,6 +50,7 @@ from jaxeff.moment_propagation.rules import (
     bilinear,
     composite,
     data_movement,
+    is_pooled,
     read_window,
     window_mean,
 )
@@ -170,6 +171,10 @@ def _linear(layer: Layer, values: Sequence[Any]) -> list[Any] | None:
     x, w, *bias = operands
     # Random through its bias alone: an addition, which needs no operator.
     if not (is_random(x) or is_random(w)):
+        return None
+    # Cheaper by itself than by an operator, which takes a variance for each weight.
+    weight = operand_of[form.operands[1]]
+    if layer.op is not None and isinstance(weight, Pooled) and is_pooled(layer.op, weight):
         return None
     arrays, structure = jax.tree.flatten(operands)
 

@@ -69,7 +69,8 @@ def read(
     program = _opened(f, means, named)
     positions = range(program.in_tree.num_leaves)
     arrays = jax.tree.unflatten(program.in_tree, positions)[1]
-    values = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=_values.is_gaussian)
+    leaves = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=_values.is_gaussian)
+    values = [_values.Pooled.of(v) if _values.is_gaussian(v) else v for v in leaves]
     if rewrite is not None and (not factors or _calibrated.of_shared_pass(factors)):
         random = [v for v, x in zip(program.inputs, values, strict=True) if _values.is_gaussian(x)]
         other = rewrite(program, random)
@@ -198,6 +199,12 @@ class Propagation:
         def prepare(part: Program, inputs: Sequence[Any]) -> Program:
             return part if part is program else self.prepare(part, inputs)
 
+        # Loops take slices of their operands, and a variance of fewer entries has none.
+        inside = {v for layer in program.layers if layer.programs for v in layer.inputs}
+        values = [
+            _values.to_variance(x) if v in inside and isinstance(x, _values.Pooled) else x
+            for v, x in zip(program.inputs, values, strict=True)
+        ]
         outputs = evaluate(program, rule, None, values, promote, prepare)
         return gaussian_results(program, outputs)
 
@@ -343,6 +350,8 @@ def _held(value: Any) -> Any:
     """Stops derivatives through the variance of a random value."""
     if not _values.is_random(value):
         return value
+    if isinstance(value, _values.Pooled):
+        value = _values.to_variance(value)
     if isinstance(value, _values.Gaussian):
         return replace(value, var=jax.lax.stop_gradient(value.var))
     # E[x^2] must still follow the mean: only the variance in it is held.

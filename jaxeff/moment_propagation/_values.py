@@ -106,14 +106,16 @@ class Gaussian(RandomArray):
 
     Attributes:
         mean: Means, any shape, a floating-point dtype.
-        var: Variances (squared units of `mean`), the same shape and dtype, never negative.
+        var: Variances (squared units of `mean`), the same dtype, never negative. Of the same shape,
+            or of one that broadcasts to it: a number that all entries have, or one for each entry
+            of the last axis, which makes `moments` cheaper.
     """
 
     mean: Float[Array, "*shape"]
-    var: Float[Array, "*shape"]
+    var: Float[Array, "*#shape"]
 
     @property
-    def std(self) -> Float[Array, "*shape"]:
+    def std(self) -> Float[Array, "*#shape"]:
         """The standard deviations. Its gradient with respect to a variance of zero is infinite."""
         return jnp.sqrt(self.var)
 
@@ -212,7 +214,8 @@ def check_gaussian(x: Gaussian, name: str = "Gaussian") -> None:
 
     Raises:
         TypeError: The mean or variance isn't a floating-point array.
-        ValueError: Shapes or dtypes differ, an entry is NaN, or a variance is negative.
+        ValueError: The variance's shape doesn't broadcast to the mean's, dtypes differ, an entry is
+            NaN, or a variance is negative.
     """
     mean, var = x.mean, x.var
     for part, value in (("mean", mean), ("variance", var)):
@@ -221,10 +224,11 @@ def check_gaussian(x: Gaussian, name: str = "Gaussian") -> None:
                 f"{name}: the {part} has dtype {jnp.result_type(value)}; a Gaussian needs a "
                 "floating-point dtype, so convert it with .astype(jnp.float32)."
             )
-    if np.shape(mean) != np.shape(var):
+    sizes = zip(np.shape(mean)[::-1], np.shape(var)[::-1], strict=False)
+    if np.ndim(var) > np.ndim(mean) or any(of_var not in (1, n) for n, of_var in sizes):
         raise ValueError(
             f"{name}: the mean has shape {np.shape(mean)} but the variance {np.shape(var)}; give "
-            "both the same shape, for example with jnp.broadcast_to."
+            "both the same shape, or one that broadcasts to the mean's."
         )
     if jnp.result_type(mean) != jnp.result_type(var):
         raise ValueError(
@@ -325,6 +329,29 @@ class Activated(Gaussian):
 
     before: Gaussian
     apply: Callable[[Gaussian], Gaussian] = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Pooled(Gaussian):
+    """Independent variables many of which have the same variance, as noise per array or channel.
+
+    A sum of products with such weights needs no product for their variance: one sum of the inputs'
+    second moments does for all that share it.
+
+    Attributes:
+        common: The variances, with one entry along the axes that they don't depend on.
+    """
+
+    common: Float[Array, "*#shape"]
+
+    @classmethod
+    def of(cls, x: Gaussian) -> Gaussian:
+        """Broadcasts variances to the shape of the means, and keeps what they were before."""
+        if np.shape(x.var) == np.shape(x.mean):
+            return x
+        common = jnp.reshape(x.var, (1,) * (np.ndim(x.mean) - np.ndim(x.var)) + np.shape(x.var))
+        return cls(x.mean, jnp.broadcast_to(common, np.shape(x.mean)), common)
 
 
 Random = Gaussian | RawMoments

@@ -27,5 +27,6 @@ from jaxeff.moment_propagation.rules._table import RULES as RULES
 from jaxeff.moment_propagation.rules._table import UNARY as UNARY
 from jaxeff.moment_propagation.rules._table import Rule as Rule
 from jaxeff.moment_propagation.rules._table import data_movement as data_movement
+from jaxeff.moment_propagation.rules._table import is_pooled as is_pooled
 from jaxeff.moment_propagation.rules._table import read_window as read_window
 from jaxeff.moment_propagation.rules._table import shared_operand as shared_operand

@@ -18,20 +18,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation._values import Activated, Gaussian, is_random, to_variance
+from jaxeff.moment_propagation._values import Activated, Gaussian, Pooled, is_random, to_variance
 from jaxeff.moment_propagation.rules import _activations as activations
 from jaxeff.moment_propagation.rules import _arithmetic as arithmetic
 from jaxeff.moment_propagation.rules import _extremes as extremes
 from jaxeff.moment_propagation.rules._activations import gauss_legendre
 from jaxeff.moment_propagation.rules._arithmetic import bilinear
-from jaxeff.program.ir import FACTS, Node, OperationFamily, signature
+from jaxeff.program.ir import FACTS, Contraction, Node, OperationFamily, signature
 from jaxeff.program.ir import primitives as prim
 
 Rule = Callable[..., Sequence[Any]]
 
+# What only moves entries leaves them the variance that all have.
+_KEEPING = {
+    p.convert_element_type_p, p.reshape_p, p.rev_p, p.slice_p, p.squeeze_p, p.transpose_p,
+}  # fmt: skip
 DATA_MOVEMENT = {primitive for primitive, known in FACTS.items() if known.form == "sum"}
 
 
@@ -40,6 +46,9 @@ def data_movement(node: Node, *values: Any) -> list[Any]:
     # Linear with coefficients 0 and 1, which are their own squares.
     means = _compat.bind(node.eqn, *(arithmetic.mean_of(v) for v in values))
     variances = _compat.bind(node.eqn, *(_variance_or_zero(v) for v in values))
+    if node.primitive in _KEEPING and isinstance(values[0], Pooled) and values[0].common.size == 1:
+        (mean,), (var,), common = means, variances, values[0].common
+        return [Pooled(mean, var, common.reshape((1,) * mean.ndim).astype(mean.dtype))]
     return [Gaussian(m, v) for m, v in zip(means, variances, strict=True)]
 
 
@@ -73,7 +82,56 @@ def _variance_or_zero(value: Any) -> Any:
 
 
 def _contraction(node: Node, x: Any, w: Any) -> list[Any]:
-    return [bilinear(lambda a, b: _compat.bind(node.eqn, a, b)[0], x, w)]
+    def op(a: Any, b: Any) -> Any:
+        return _compat.bind(node.eqn, a, b)[0]
+
+    if not isinstance(w, Pooled) or not is_pooled(node, w):
+        return [bilinear(op, x, w)]
+    power = x.second_moment if is_random(x) else x * x
+    mean = op(arithmetic.mean_of(x), w.mean)
+    var = jnp.broadcast_to(_pooled_product(node, power, w.common), mean.shape).astype(mean.dtype)
+    return [Gaussian(mean, var + op(x.var, w.mean * w.mean) if is_random(x) else var)]
+
+
+def is_pooled(node: Node, w: Pooled) -> bool:
+    """Returns whether all terms of each sum of a contraction have a weight of the same variance."""
+    contraction = Contraction.of(node)
+    several = [axis for axis, n in enumerate(w.common.shape) if n > 1]
+    if contraction.is_convolution:
+        edges = [edge for ends in node.params["padding"] for edge in ends]
+        if node.params["batch_group_count"] > 1 or any(edge < 0 for edge in edges):
+            return False
+    return not contraction.batch(1) and set(several) <= set(contraction.free(1))
+
+
+def _pooled_product(node: Node, x: Any, w: Any) -> Any:
+    """Contracts an array with weights that are the same in all terms of a sum."""
+    contraction = Contraction.of(node)
+    if not contraction.is_convolution:
+        total = x.sum(contraction.summed(0))
+        free = [w.shape[axis] for axis in contraction.free(1)]
+        return total.reshape(total.shape + (1,) * len(free)) * w.reshape(free)
+    image, kernel, result = contraction.layouts
+    q, sizes, groups = node.params, node.inputs[1].aval.shape, contraction.groups
+    at = image[1]
+    grouped = (*x.shape[:at], groups, x.shape[at] // groups, *x.shape[at + 1 :])
+    total = x.reshape(grouped).sum(at + 1)
+
+    def by_axis(of_places: Sequence[Any], other: Any = 1) -> list[Any]:
+        known = dict(zip(image[2:], of_places, strict=True))
+        return [known.get(axis, other) for axis in range(total.ndim)]
+
+    # A channel a group, summed over the taps that lie inside the image.
+    sums = lax.reduce_window(
+        total, np.zeros((), total.dtype), lax.add, by_axis([sizes[axis] for axis in kernel[2:]]),
+        by_axis(q["window_strides"]), by_axis(q["padding"], (0, 0)), by_axis(q["lhs_dilation"]),
+        by_axis(q["rhs_dilation"]),
+    )  # fmt: skip
+    sums = sums.transpose([image[result.index(axis)] for axis in range(sums.ndim)])
+    if groups > 1:
+        sums = jnp.repeat(sums, sizes[kernel[0]] // groups, result[1])
+    return sums * w.reshape([w.shape[kernel[0]] if axis == result[1] else 1
+                             for axis in range(sums.ndim)])  # fmt: skip
 
 
 def _convert(node: Node, x: Any) -> list[Any]:
