@@ -101,3 +101,23 @@ def test_a_layer_without_a_lower_end_is_no_clamp():
     g = jaxeff.integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec)
     # Within a step of eight bits of what `out` reads, from -400 to 6.
     np.testing.assert_allclose(g(params, x), f(params, x), atol=4)
+
+
+@pytest.mark.parametrize("per", ["channel", "group"])
+def test_grids_are_those_of_weights_as_they_are(params, per):
+    x = jax.random.normal(jax.random.key(0), (4, 3, 8, 12))
+    params = {"stem": params["stem"], "flat": jax.random.normal(jax.random.key(1), (96, 5))}
+
+    def f(params, x):
+        kernel = params["stem"]["kernel"]
+        x = jax.lax.conv_general_dilated(x, kernel, (1, 2), "SAME", None, None, FIRST)
+        y = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *[(1, 1, 2, 1)] * 2, "VALID")
+        return y.reshape(4, -1) @ params["flat"]
+
+    # Groups are of inputs that lie together in the flattened image, channels first.
+    groups = {"group": 8, "steps": "int8"} if per == "group" else {}
+    spec = {"stem": Int(8), "flat": Int(4, per=per, symmetric=True, **groups)}
+    measured = calibrate(f, params, [x], spec).spec
+    g = jaxeff.integer(f, measured)
+    y, want = g(g.convert(params, x), x), jaxeff.quantized(f, measured)(params, x)
+    np.testing.assert_allclose(y, want, atol=1e-4 * np.abs(want).max())

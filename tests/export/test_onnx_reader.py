@@ -483,6 +483,11 @@ def one(op, x, *others, opset=18, results="y", **attributes):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
+BEYOND = np.float32([-1e10, -3e9, -70000, -129, -1.5, 0.5, 127.5, 255.9, 300, 40000, 3e9, np.nan])
+BYTES = np.random.default_rng(0).integers(0, 256, (1, 2, 5, 7), np.uint8)
+EMPTY = [np.zeros(0, np.float32)] * 2
+
+
 @pytest.mark.parametrize(
     ("op", "x", "others", "attributes"),
     [
@@ -490,6 +495,21 @@ def one(op, x, *others, opset=18, results="y", **attributes):
         ("ReduceMean", np.int32([[-1, -2, -4], [1, 2, 4]]), [np.int64([1])], {}),
         ("ReduceLogSumExp", np.int32([[1, 2, 3], [4, 5, 7]]), [np.int64([1])], {}),
         ("Pow", np.int32([2, 3, 9]), [np.float32(0.5)], {}),
+        # Integers wrap around, and what no int32 holds is its lowest number first.
+        *(
+            ("Cast", BEYOND, [], {"to": kind})
+            for kind in (
+                TensorProto.INT8,
+                TensorProto.UINT8,
+                TensorProto.INT16,
+                TensorProto.UINT16,
+                TensorProto.INT32,
+            )
+        ),
+        # Bytes between others are cut off, and places are those of floats of 32 bits.
+        ("Resize", BYTES, [*EMPTY, np.int64([1, 2, 10, 14])], {"mode": "linear"}),
+        ("Resize", BYTES, [*EMPTY, np.int64([1, 2, 3, 4])], {"mode": "linear"}),
+        ("Resize", BYTES, [*EMPTY, np.int64([1, 2, 1, 1])], {"nearest_mode": "floor"}),
     ],
 )
 def test_corners_are_those_of_onnx_runtime(op, x, others, attributes):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from jaxeff_export.onnx_files._graph import OnnxError
 
@@ -267,10 +267,32 @@ def converted(call: Call, x: Value, dtype: Any, saturate: bool = True) -> Value:
         largest = float(ml_dtypes.finfo(dtype).max)
         wide = jnp.asarray(x).astype(jnp.promote_types(x.dtype, np.float32))
         return jnp.clip(wide, -largest, largest).astype(dtype)
-    if jnp.issubdtype(x.dtype, jnp.floating) and dtype.itemsize == 1 and dtype.kind != "f":
-        # Integers narrower than a byte wrap around like wider ones.
-        return jnp.asarray(x).astype(np.int32).astype(dtype)
+    if jnp.issubdtype(x.dtype, jnp.floating) and _wraps(call, dtype):
+        return _wrapped(x, dtype)
     return x.astype(dtype)
+
+
+def _wraps(call: Call, dtype: Any) -> bool:
+    """Returns whether floats beyond an integer dtype wrap around: all but int64, which is wider."""
+    if jnp.issubdtype(dtype, jnp.floating) or dtype.kind == "c":
+        return False
+    return dtype.itemsize < 4 or call.get("to") in (TensorProto.INT32, TensorProto.UINT32)
+
+
+def _wrapped(x: Value, dtype: Any) -> Value:
+    """Converts floats to integers of up to 32 bits as ONNX Runtime does on x86.
+
+    ONNX leaves open what numbers beyond the range become. There they are int32 first, whose lowest
+    number stands for all that is beyond it, and NaN; the bits that the dtype has are kept.
+    """
+    xp, lowest, end = module_of(x), -(2.0**31), 2.0**31
+    wide = xp.asarray(x).astype(np.float64 if xp is np else jnp.promote_types(x.dtype, np.float32))
+    inner = (wide >= lowest) & (wide < end)
+    result = xp.where(inner, wide, lowest).astype(np.int32).astype(dtype)
+    if dtype == np.uint32:
+        above = xp.where((wide >= end) & (wide < 2 * end), wide, 0).astype(dtype)
+        result = xp.where(wide >= end, above, result)
+    return result
 
 
 def _power_of_two(call: Call, x: Value, saturate: bool) -> Value:

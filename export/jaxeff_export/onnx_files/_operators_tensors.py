@@ -347,28 +347,29 @@ def _cubic(t: np.ndarray, a: float) -> np.ndarray:
 
 
 def _source(call: Call, n: int, scale: float, count: int, roi: tuple[float, float]) -> np.ndarray:
-    """Returns where each element of the result lies in the input."""
-    x, length = np.arange(count, dtype=np.float64), scale * n
+    """Returns where each element of the result lies in the input, in the floats of runtimes."""
+    x, length, step = np.arange(count, dtype=np.float32), scale * n, np.float32(scale)
     mode = call.get("coordinate_transformation_mode", "asymmetric")
     if mode == "align_corners":
         return x * (n - 1) / (length - 1) if length != 1 else x * 0
     if mode == "asymmetric":
-        return x / scale
+        return x / step
     if mode == "tf_crop_and_resize":
         width = (roi[1] - roi[0]) * (n - 1)
         return (x * width / (length - 1) if length != 1 else x * 0 + width / 2) + roi[0] * (n - 1)
-    if mode == "pytorch_half_pixel" and length == 1:
+    if mode == "pytorch_half_pixel" and count == 1:
         return x * 0 - 0.5
     if mode == "half_pixel_symmetric":
-        return n / 2 * (1 - count / length) + (x + 0.5) / scale - 0.5
+        shift = np.float32(n / 2) * (1 - np.float32(count) / (step * np.float32(n)))
+        return shift + (x + 0.5) / step - 0.5
     if mode in ("half_pixel", "pytorch_half_pixel"):
-        return (x + 0.5) / scale - 0.5
+        return (x + 0.5) / step - 0.5
     raise call.refused(f"has the coordinate_transformation_mode {mode!r}")
 
 
 def _mixing(call: Call, at: np.ndarray, n: int, scale: float) -> np.ndarray:
     """Returns the weight of each element of the input in each of the result, [result, input]."""
-    mode = call["mode"]
+    mode, at = call["mode"], at.astype(np.float64)
     narrow = min(scale, 1.0) if call.get("antialias") else 1.0
     if mode == "nearest":
         rounded = {
@@ -434,8 +435,8 @@ def _resize(
             outside = beyond if outside is None else outside | beyond
     if outside is not None:
         y = jnp.where(outside, jnp.asarray(call["extrapolation_value"], y.dtype), y)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        y = jnp.round(y)
+    if call["mode"] != "nearest" and not jnp.issubdtype(x.dtype, jnp.floating):
+        y = jnp.trunc(y)
     return y.astype(x.dtype)
 
 

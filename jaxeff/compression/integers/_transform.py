@@ -65,7 +65,7 @@ from jaxeff.compression.integers._rule import (
 )
 from jaxeff.compression.integers._values import PendingProduct
 from jaxeff.compression.numerics import LayerQuantization, Method
-from jaxeff.compression.quantizers import Uniform
+from jaxeff.compression.quantizers import Int, Uniform
 from jaxeff.core import is_key, read_once, validate
 from jaxeff.program import (
     INTEGER,
@@ -144,7 +144,9 @@ class Integer:
         fixed: bool = False,
     ):
         self._f, self._spec, self._dynamic, self._fixed = read_once(f), spec, dynamic, fixed
-        self._channels_last = read_once(channels_last(f))
+        # Groups, and scales of inputs, are of rows as they are.
+        rows = all(m is None or (isinstance(m, Int) and m.per != "group") for m in spec.values())
+        self._channels_last = read_once(channels_last(f, kernels=False, rows=rows))
         self._widths: Widths = {}
         functools.update_wrapper(self, f, updated=())
 

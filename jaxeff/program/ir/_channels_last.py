@@ -30,7 +30,9 @@ from jaxeff.program.ir._signature import OperationFamily, next_group, signature
 from jaxeff.program.ir._walk import entering, inside, walk
 
 
-def channels_last(f: Callable[..., Any]) -> Callable[..., Any]:
+def channels_last(
+    f: Callable[..., Any], *, kernels: bool = True, rows: bool = True
+) -> Callable[..., Any]:
     """Returns a function of the same results whose convolutions have channels last.
 
     Results are those of `f` up to the rounding of sums, and so are the names of its layers. Where
@@ -39,6 +41,9 @@ def channels_last(f: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         f: A pure function of arrays. Its loops and branches stay as they are, and derivatives are
             those of what custom derivatives compute.
+        kernels: Whether weights are turned too. Else those of convolutions stay as they are, and of
+            dense layers only arguments of `f` are turned: grids are said of weights as they are.
+        rows: Whether rows of dense weights may be moved, which groups of them may not.
     """
 
     @functools.wraps(f)
@@ -56,7 +61,8 @@ def channels_last(f: Callable[..., Any]) -> Callable[..., Any]:
         closed, form = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         if not any(map(turns, _equations(closed))):
             return f(*args, **kwargs)
-        results = walk(closed, arrays, entering(_evaluated))
+        stored = None if kernels else frozenset(map(id, arrays if rows else ()))
+        results = walk(closed, arrays, entering(functools.partial(_evaluated, stored)))
         return jax.tree.unflatten(jax.tree.structure(form), map(_plain, results))
 
     return turned
@@ -153,32 +159,40 @@ def _as(value: Any, order: tuple[int, ...]) -> Any:
     return _permuted(value, order)
 
 
-def _evaluated(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """Evaluates an equation on arrays of which some are turned."""
+def _evaluated(
+    stored: frozenset[int] | None, eqn: JaxprEqn, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Evaluates an equation on arrays of which some are turned.
+
+    `stored` are the identities of the arrays that alone are turned as weights; None for any.
+    """
     if turns(eqn):
-        return [_convolved(eqn, *operands)]
+        return [_convolved(eqn, operands, stored is None)]
     if eqn.primitive is p.broadcast_in_dim_p and len(operands) == 1:
         (x,) = operands
         if not isinstance(x, _Turned):
             return [_Spread(_plain(x), eqn)]
     turned = [x for x in operands if isinstance(x, _Turned)]
     rule = _RULES.get(eqn.primitive) if turned else None
+    if rule is _multiplied and stored is not None and not any(id(x) in stored for x in operands):
+        rule = None
     if turned and signature(eqn).family is OperationFamily.ELEMENTWISE:
         rule = _elementwise
     results = rule(eqn, operands, turned[0]) if rule is not None else None
     return bind(eqn, *map(_plain, operands)) if results is None else results
 
 
-def _convolved(eqn: JaxprEqn, image: Any, kernel: Any) -> Any:
-    contraction = Contraction.of(eqn)
+def _convolved(eqn: JaxprEqn, operands: Sequence[Any], turned_kernel: bool) -> Any:
+    contraction, (image, kernel) = Contraction.of(eqn), operands
     (n, c, *places), (o, i, *taps), (rows, columns, *positions) = contraction.layouts
     if isinstance(image, _Turned) and image.flat is not None:
         image = _plain(image)
-    last = channels_last_numbers(len(places) + 2)
-    (y,) = bind(
-        eqn, _as(image, (n, *places, c)), _permuted(_plain(kernel), (*taps, i, o)),
-        dimension_numbers=last,
-    )  # fmt: skip
+    numbers, kernel = channels_last_numbers(len(places) + 2), _plain(kernel)
+    if turned_kernel:
+        kernel = _permuted(kernel, (*taps, i, o))
+    else:
+        numbers = numbers._replace(rhs_spec=(o, i, *taps))
+    (y,) = bind(eqn, _as(image, (n, *places, c)), kernel, dimension_numbers=numbers)
     return _kept(y, (rows, *positions, columns))
 
 
@@ -310,7 +324,7 @@ def _multiplied(eqn: JaxprEqn, operands: Sequence[Any], x: _Turned) -> Sequence[
     groups = _groups(x.shape, x.flat)
     if groups is None or isinstance(operands[1 - side], _Turned):
         return None
-    (axes,) = [before for before, after in groups if summed[side][0] in after] or [()]
+    axes = next(before for before, after in groups if summed[side][0] in after)
     if any(len(after) != 1 for _, after in groups):
         return None
     # The image's axes that are summed over lie together, and the others as the program has them.
