@@ -30,6 +30,7 @@ MODULES = (
     "beyond.c_library",
     "beyond.certainty",
     "beyond.chip_queries",
+    "beyond.contexts",
     "beyond.decoding",
     "beyond.deep_light",
     "beyond.diffusion",

@@ -83,7 +83,7 @@ def overheads(depth: int, rounds: int) -> Iterator[Row]:
             bundle = jaxeff_export.deploy(
                 step, (params, *args), target=one_thread(), state=("cache",)
             )
-            calls[blocks] = _restarted(stack.enter_context(bundle.on()).session(), args, 31)
+            calls[blocks] = restarted(stack.enter_context(bundle.on()).session(), args, 31)
         meters = {blocks: metered(call, time.process_time) for blocks, call in calls.items()}
         times = measure_rounds(meters, rounds)
     for blocks, each in times.items():
@@ -120,7 +120,7 @@ def _measured(
             bundle = jaxeff_export.deploy(g, (taken, *args), target=one_thread(), state=("cache",))
             compiled[name] = _processor_seconds() - start
             session = stack.enter_context(bundle.on()).session()
-            calls[name, "jaxeff"] = _restarted(session, args, room)
+            calls[name, "jaxeff"] = restarted(session, args, room)
         if find_spec("onnxruntime") and find_spec("onnx"):
             calls |= _onnxruntime(step, params, args, formats)
         meters = {key: metered(call, time.process_time) for key, call in calls.items()}
@@ -141,7 +141,7 @@ def _processor_seconds() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def _restarted(session: Any, args: Any, room: int) -> Call:
+def restarted(session: Any, args: Any, room: int) -> Call:
     """Steps, begun again where the cache is about to be full."""
     tokens, count = (np.asarray(each) for each in args[:2])
     numbers = itertools.count(1)
