@@ -244,3 +244,23 @@ def test_a_group_reads_some_results_of_several_kernels():
     result = machine["main"](tvm.runtime.tensor(value)).numpy()
     expected = 6 * (value.cumsum(0) + value) + sum(range(6)) + 1
     np.testing.assert_allclose(result, expected.ravel(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_dear_chain_walks_whole_channels_in_vectors():
+    """Channels fused with pixels would be a remainder wherever channels alone are read."""
+
+    def f(w, x):
+        for _ in range(40):
+            x = jax.numpy.tanh(x * w) + x
+        return x
+
+    w, x = np.full((32,), 0.5, np.float32), np.ones((2, 5, 7, 32), np.float32)
+    mod = schedule_module(import_stablehlo(export(f, w, x)), resolve_target("host"))
+    extents = []
+    for _, kernel in mod.functions_items():
+        if isinstance(kernel, tirx.PrimFunc):
+            tvm_ffi.structural_walk(
+                kernel.body, (tirx.For, lambda loop: extents.append(int(loop.extent)))
+            )
+    assert 32 in extents
+    assert_agrees(f, w, x, rtol=1e-5)

@@ -328,7 +328,10 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     # LLVM vectorises the innermost loop. A short one it unrolls, to gather along the next.
     flat = _is_flat(sch.get(block)) and math.prod(extents) == _turns(sch, loops)
     if flat or is_dear(sch.get(block)):
-        enough = LONG * machine.lanes if flat and threads else math.inf if flat else LONG
+        # Fused, a loop over channels is a remainder to what only channels have: no vectors. A core
+        # without any has one loop less to count.
+        whole = LONG if machine.lanes == 1 else machine.lanes
+        enough = LONG * machine.lanes if flat and threads else math.inf if flat else whole
         # One loop without threads; with them, outer loops are left to share.
         while (
             len(loops) > 1
