@@ -121,17 +121,17 @@ def rows(run: Run[Settings], length: int) -> Iterator[Row]:
 
     read, step = (jax.jit(jaxeff.moments(g)) for g in (bench.read, bench.step))
     for factors, posterior in (("none", bench.posterior), ("of short texts", calibrated)):
-        whole, _ = read(posterior, tokens)
+        one_pass, _ = read(posterior, tokens)
         empty = bench.config.empty_cache(*tokens.shape)
         logits, cache = step(posterior, tokens[:, :-STEPS], jnp.int32(length - STEPS), empty)
         for i in range(length - STEPS, length):
             logits, cache = step(posterior, tokens[:, i : i + 1], jnp.int32(1), cache)
-        low, middle, high = np.quantile(whole.var / truth, (0.05, 0.5, 0.95))
+        low, middle, high = np.quantile(one_pass.var / truth, (0.05, 0.5, 0.95))
         yield {
             "part": "variances", "length": length, "factors": factors, "ratio": float(middle),
             "low": float(low), "high": float(high),
-            "apart": float(np.abs(logits.var / whole.var - 1).max()),
-            "of_all": float(np.sum(whole.var) / np.sum(truth)),
+            "apart": float(np.abs(logits.var / one_pass.var - 1).max()),
+            "of_all": float(np.sum(one_pass.var) / np.sum(truth)),
         }  # fmt: skip
     yield {"part": "prices", "length": length, **_prices(bench, tokens[:1], calibrated,
                                                        settings.rounds)}  # fmt: skip

@@ -93,13 +93,13 @@ def of_network(run: h.Run[Settings], task: tuple[str, str]) -> Iterable[h.Row]:
         ALONE: (f, params), DIAGONAL: (diagonal, posterior), CALIBRATED: (diagonal, factors),
         POOLED: (diagonal, replace(factors, posterior=pooled)), DEFAULT: (moments(f), posterior),
     }  # fmt: skip
-    made = {method: METERS[engine](g, given, x) for method, (g, given) in passes.items()}
-    times = measure_rounds({method: meter for method, (meter, _) in made.items()},
+    meters = {method: METERS[engine](g, taken, x) for method, (g, taken) in passes.items()}
+    times = measure_rounds({method: meter for method, (meter, _) in meters.items()},
                            run.settings.rounds)  # fmt: skip
     for method in (DIAGONAL, CALIBRATED, POOLED, DEFAULT):
         yield {
             "table": "networks", "network": name, "engine": engine, "method": method,
-            "cost": ratio(times[method], times[ALONE]), "error": made[method][1],
+            "cost": ratio(times[method], times[ALONE]), "error": meters[method][1],
         }  # fmt: skip
 
 

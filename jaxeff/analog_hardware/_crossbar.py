@@ -258,8 +258,8 @@ def _digitized(
     """
     del bounds
     nearest = jax.lax.RoundingMethod.TO_NEAREST_EVEN
-    whole = jax.lax.floor(x) if rounding == "floor" else jax.lax.round(x, nearest)
-    return jax.lax.clamp(x.dtype.type(ends[0]), whole, x.dtype.type(ends[1]))
+    rounded = jax.lax.floor(x) if rounding == "floor" else jax.lax.round(x, nearest)
+    return jax.lax.clamp(x.dtype.type(ends[0]), rounded, x.dtype.type(ends[1]))
 
 
 @_digitized.defjvp

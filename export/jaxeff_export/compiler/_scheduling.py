@@ -330,8 +330,8 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     if flat or is_dear(sch.get(block)):
         # Fused, a loop over channels is a remainder to what only channels have: no vectors. A core
         # without any has one loop less to count.
-        whole = LONG if machine.lanes == 1 else machine.lanes
-        enough = LONG * machine.lanes if flat and threads else math.inf if flat else whole
+        least = LONG if machine.lanes == 1 else machine.lanes
+        enough = LONG * machine.lanes if flat and threads else math.inf if flat else least
         # One loop without threads; with them, outer loops are left to share.
         while (
             len(loops) > 1

@@ -59,10 +59,12 @@ def channels_last(
             return f(*positional, **named)
 
         closed, form = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        if not any(map(turns, _equations(closed))):
-            return f(*args, **kwargs)
-        stored = None if kernels else frozenset(map(id, arrays if rows else ()))
-        results = walk(closed, arrays, entering(functools.partial(_evaluated, stored)))
+        if any(map(turns, _equations(closed))):
+            stored = None if kernels else frozenset(map(id, arrays if rows else ()))
+            results = walk(closed, arrays, entering(functools.partial(_evaluated, stored)))
+        else:
+            # What was read, and not `f` again: tracing a large network takes seconds.
+            results = walk(closed, arrays, lambda eqn, operands: bind(eqn, *operands))
         return jax.tree.unflatten(jax.tree.structure(form), map(_plain, results))
 
     return turned
@@ -149,7 +151,7 @@ def _as(value: Any, order: tuple[int, ...]) -> Any:
         # What is repeated is turned before it is: a bias stays a vector.
         target = value.eqn.params["broadcast_dimensions"]
         places = [order.index(axis) for axis in target]
-        small = _permuted(value.value, _inverse(_inverse(places)))
+        small = _permuted(value.value, _inverse(places))
         shape = [value.eqn.params["shape"][axis] for axis in order]
         return lax.broadcast_in_dim(small, shape, sorted(places))
     if isinstance(value, _Turned):

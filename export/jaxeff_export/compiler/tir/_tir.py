@@ -468,6 +468,8 @@ def _overlapped(function: tirx.PrimFunc) -> tirx.PrimFunc:
     blocks: list[s_tir.SBlockRealize] = []
     tvm_ffi.structural_walk(function.body, (s_tir.SBlockRealize, blocks.append))
     tiles = [each.block.annotations[TILE] for each in blocks if TILE in each.block.annotations]
+    # A tile of a vector has no rows.
+    tiles = [tile for tile in tiles if len(tile) > 1]
     cut = [each for each in blocks if not isinstance(each.predicate, tirx.IntImm)]
     # All blocks of a tile begin early, or none: each reads what the one before it wrote.
     if not tiles or not all(any(_is_row(each, v) for v in each.iter_values) for each in cut):
