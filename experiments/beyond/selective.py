@@ -564,6 +564,10 @@ def beside(other: str) -> Callable[[Report], Iterator[Row]]:
     return selection
 
 
+OTHERS = ("networks",)
+"""Settings that a network's rows don't depend on."""
+
+
 def no_worse(
     text: str, selection: Callable[[Report], Iterator[Row]], column: str, sign: int
 ) -> h.Claim:
@@ -584,7 +588,7 @@ def no_worse(
         return bool(sign * value <= row[f"{column} tie"])
 
     text += f" ({{{column} tie:.3f}} by seeds)"
-    return h.Claim(text, gap, holds, None, selection, "default", shown=column)
+    return h.Claim(text, gap, holds, None, selection, "default", shown=column, regardless=OTHERS)
 
 
 CLAIMS = (
@@ -601,6 +605,7 @@ CLAIMS = (
     h.Claim(
         "{network}: calibrated moments over the mean network's time", "price", h.at_most(2.5), None,
         h.having("price"), "default", when=lambda row: row["method"] == CALIBRATED,
+        regardless=OTHERS,
     ),
 )  # fmt: skip
 
