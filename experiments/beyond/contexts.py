@@ -32,7 +32,6 @@ from experiments.recipes import Training, cosine_adam
 from experiments.timing import Meter, measure_rounds, metered, ratio
 from jaxeff import Gaussian, bayes, training
 from jaxeff.contrib import Decoder, DecoderConfig
-from jaxeff.moment_propagation import is_gaussian
 
 STEPS = 4
 """Tokens that are read one by one, after all others at once."""
@@ -54,11 +53,6 @@ class Settings(Training):
     asked: Count = 4  # texts of each length
     draws: Annotated[int, Least(8)] = 300  # of the weights
     rounds: Count = 7  # interleaved rounds of the timing
-
-
-def means_of(tree: Any) -> Any:
-    """Takes the means of everything Gaussian."""
-    return jax.tree.map(lambda v: v.mean if is_gaussian(v) else v, tree, is_leaf=is_gaussian)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,26 +9,16 @@ from jaxeff_export import deploy
 from jaxeff_export.clib import count_instructions
 
 from jaxeff.compression import ptq
-
-FIRST, LAST = ("NCHW", "OIHW", "NCHW"), ("NHWC", "HWIO", "NHWC")
-WIDTH = 16
+from tests.images import FIRST, LAST, WIDTH, convolution_parameters, convolutions, places_of
 
 
 def network(numbers):
-    """A stem, a residual block of a depthwise and a pointwise layer, a pooling, dense layers."""
-    channels, pixels = (1, (2, 3)) if numbers is FIRST else (3, (1, 2))
-
-    def layer(weights, x, stride=1, **more):
-        y = jax.lax.conv_general_dilated(
-            x, weights["kernel"], (stride, stride), "SAME", dimension_numbers=numbers, **more
-        )
-        return y + jnp.expand_dims(weights["bias"], [a for a in range(4) if a != channels])
+    """Convolutions, a pooling, dense layers."""
+    images, places = convolutions(numbers), places_of(numbers)
 
     def f(params, x):
-        x = jax.nn.relu(layer(params["stem"], x, 2))
-        y = jax.nn.relu(layer(params["depthwise"], x, feature_group_count=WIDTH))
-        x = jax.nn.relu(x + layer(params["pointwise"], y))
-        window = [2 if axis in pixels else 1 for axis in range(4)]
+        x = images(params, x)
+        window = [2 if axis in places else 1 for axis in range(4)]
         x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
         return jax.nn.relu(x.reshape(len(x), -1) @ params["flat"]) @ params["head"]
 
@@ -38,19 +28,7 @@ def network(numbers):
 @pytest.fixture
 def params():
     rng = np.random.default_rng(0)
-
-    def layer(*shape):
-        kernel = rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]))
-        return {
-            "kernel": kernel.astype("float32"),
-            "bias": rng.normal(size=shape[0]).astype("float32"),
-        }
-
-    layers = {
-        "stem": layer(WIDTH, 2, 3, 3),
-        "depthwise": layer(WIDTH, 1, 3, 3),
-        "pointwise": layer(WIDTH, WIDTH, 1, 1),
-    }
+    layers = convolution_parameters(rng)
     flat = rng.normal(size=(WIDTH * 6, WIDTH)).astype("float32")
     return {**layers, "flat": flat, "head": rng.normal(size=(WIDTH, 3)).astype("float32")}
 

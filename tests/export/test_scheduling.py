@@ -26,6 +26,15 @@ from tvm import relax, s_tir, tirx, topi
 from tvm.target import Target
 
 
+def loops_of(mod):
+    """Lists the loops of all of a module's kernels."""
+    loops = []
+    for _, kernel in mod.functions_items():
+        if isinstance(kernel, tirx.PrimFunc):
+            tvm_ffi.structural_walk(kernel.body, (tirx.For, loops.append))
+    return loops
+
+
 @pytest.mark.parametrize(
     ("settings", "lanes", "registers"),
     [
@@ -79,12 +88,7 @@ def test_short_rows_of_whole_arrays_are_one_loop():
 
     x = np.zeros((6, 50, 4), np.float32)
     mod = schedule_module(import_stablehlo(export(f, x, x)), resolve_target("host"))
-    extents = []
-    for _, kernel in mod.functions_items():
-        if isinstance(kernel, tirx.PrimFunc):
-            tvm_ffi.structural_walk(
-                kernel.body, (tirx.For, lambda loop: extents.append(int(loop.extent)))
-            )
+    extents = [int(loop.extent) for loop in loops_of(mod)]
     assert extents == [x.size]
 
 
@@ -94,12 +98,8 @@ def test_partial_results_of_a_reduction_are_vectors(columns):
     x = np.zeros((2, columns), np.float32)
     program = import_stablehlo(export(lambda x: x.max(-1), x))
     target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}
-    kinds = []
-    for _, kernel in schedule_module(program, target).functions_items():
-        if isinstance(kernel, tirx.PrimFunc):
-            tvm_ffi.structural_walk(
-                kernel.body, (tirx.For, lambda loop: kinds.append((loop.kind, int(loop.extent))))
-            )
+    loops = loops_of(schedule_module(program, target))
+    kinds = [(loop.kind, int(loop.extent)) for loop in loops]
     # Forty partial results of 1,000 numbers are five vectors of AVX2, 32 of 2,048 are four.
     assert (tirx.ForKind.VECTORIZED, 8) in kinds
     x = np.random.default_rng(0).permuted(x + np.arange(columns, dtype=np.float32), axis=1)
@@ -256,11 +256,6 @@ def test_a_dear_chain_walks_whole_channels_in_vectors():
 
     w, x = np.full((32,), 0.5, np.float32), np.ones((2, 5, 7, 32), np.float32)
     mod = schedule_module(import_stablehlo(export(f, w, x)), resolve_target("host"))
-    extents = []
-    for _, kernel in mod.functions_items():
-        if isinstance(kernel, tirx.PrimFunc):
-            tvm_ffi.structural_walk(
-                kernel.body, (tirx.For, lambda loop: extents.append(int(loop.extent)))
-            )
+    extents = [int(loop.extent) for loop in loops_of(mod)]
     assert 32 in extents
     assert_agrees(f, w, x, rtol=1e-5)

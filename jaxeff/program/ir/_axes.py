@@ -183,7 +183,7 @@ class Contraction:
         y = prim.p.conv_general_dilated_p.bind(
             lax.transpose(x, (n, *places, c)), lax.transpose(kernel, (*taps, i, o)), **params
         )
-        return lax.transpose(y, _inverse((rows, *positions, columns)))
+        return lax.transpose(y, inverse((rows, *positions, columns)))
 
     @property
     def groups(self) -> int:
@@ -269,14 +269,14 @@ class Contraction:
         if self.is_convolution:
             sizes[0] = matrix.shape[0] * matrix.shape[2]
         flat = matrix.swapaxes(1, 2) if self.is_convolution else matrix
-        return flat.reshape(sizes).transpose(_inverse(order))
+        return flat.reshape(sizes).transpose(inverse(order))
 
     def single_taps(self, y: Any, matrix: Any) -> Any:
         """Multiplies the channels of a convolution's result by `[g, in, out]`, group by group."""
         kernel = matrix.swapaxes(1, 2).reshape(-1, matrix.shape[1], *(1,) * (y.ndim - 2))
         _, layout, out = self.layouts
         return lax.conv_general_dilated(
-            y, kernel.transpose(_inverse(layout)), (1,) * (y.ndim - 2), "VALID",
+            y, kernel.transpose(inverse(layout)), (1,) * (y.ndim - 2), "VALID",
             dimension_numbers=lax.ConvDimensionNumbers(out, layout, out),
             feature_group_count=self.groups, precision=self.params["precision"],
         )  # fmt: skip
@@ -323,10 +323,11 @@ class Contraction:
         places = [result[axis] for axis in out[2:]]
         y = y.reshape(self.groups, -1, math.prod(places), y.shape[-1]).transpose(1, 0, 3, 2)
         y = y.reshape(len(y), self.groups * y.shape[2], *places)
-        return y.transpose(_inverse(out))
+        return y.transpose(inverse(out))
 
 
-def _inverse(order: _Axes) -> list[int]:
+def inverse(order: Sequence[int]) -> list[int]:
+    """Returns the order of axes that undoes an order."""
     return sorted(range(len(order)), key=order.__getitem__)
 
 

@@ -25,7 +25,7 @@ from jax import lax
 from jaxeff.core import ClosedJaxpr, JaxprEqn, bind, split_p
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import _primitives as prim
-from jaxeff.program.ir._axes import Contraction, channels_last_numbers
+from jaxeff.program.ir._axes import Contraction, channels_last_numbers, inverse
 from jaxeff.program.ir._signature import OperationFamily, next_group, signature
 from jaxeff.program.ir._walk import entering, inside, walk
 
@@ -101,7 +101,7 @@ class _Turned:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that the program's array has, before it was flattened."""
-        return tuple(self.array.shape[axis] for axis in _inverse(self.order))
+        return tuple(self.array.shape[axis] for axis in inverse(self.order))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +114,6 @@ class _Spread:
 
 def _shape(v: Any) -> tuple[int, ...]:
     return tuple(v.aval.shape)
-
-
-def _inverse(order: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def _permuted(x: Any, order: Sequence[int]) -> Any:
@@ -141,7 +137,7 @@ def _plain(value: Any) -> Any:
         return bind(value.eqn, value.value)[0]
     if not isinstance(value, _Turned):
         return value
-    array = _permuted(value.array, _inverse(value.order))
+    array = _permuted(value.array, inverse(value.order))
     return array if value.flat is None else lax.reshape(array, value.flat)
 
 
@@ -151,7 +147,7 @@ def _as(value: Any, order: tuple[int, ...]) -> Any:
         # What is repeated is turned before it is: a bias stays a vector.
         target = value.eqn.params["broadcast_dimensions"]
         places = [order.index(axis) for axis in target]
-        small = _permuted(value.value, _inverse(places))
+        small = _permuted(value.value, inverse(places))
         shape = [value.eqn.params["shape"][axis] for axis in order]
         return lax.broadcast_in_dim(small, shape, sorted(places))
     if isinstance(value, _Turned):
