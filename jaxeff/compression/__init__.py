@@ -53,6 +53,7 @@ from jaxeff.compression.post_training import gptq as gptq
 from jaxeff.compression.post_training import initial_ranges as initial_ranges
 from jaxeff.compression.post_training import ptq as ptq
 from jaxeff.compression.post_training import rotate as rotate
+from jaxeff.compression.post_training import round_weights as round_weights
 from jaxeff.compression.post_training import running as running
 from jaxeff.compression.post_training import smooth_quant as smooth_quant
 from jaxeff.compression.quantizers import LSQ as LSQ

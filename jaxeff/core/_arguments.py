@@ -5,6 +5,7 @@ wrote. Checks look at types and shapes, and at values only where they are concre
 everything still traces.
 """
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,11 +47,11 @@ def check_function(where: str, f: Any, form: str = "f(params, *inputs)") -> None
         form: Form of the call, for the error message.
 
     Raises:
-        TypeError: It is a Flax model, or cannot be called.
+        TypeError: It is a model of a library, or cannot be called.
     """
-    if isinstance(f, nnx.Module | nn.Module):
+    if (library := library_of(f)) is not None:
         raise TypeError(
-            f"{where} must be a pure function {form}, not the Flax model {type(f).__name__}: "
+            f"{where} must be a pure function {form}, not the {library} model {type(f).__name__}: "
             "f, params = jaxeff.functional(model) makes one"
         )
     if not callable(f):
@@ -65,11 +66,11 @@ def check_params(where: str, params: Any) -> None:
         params: Any pytree.
 
     Raises:
-        TypeError: It is a Flax model or the result of an inference, or a leaf is no array.
+        TypeError: It is a model or the result of an inference, or a leaf is no array.
     """
-    if isinstance(params, nnx.Module | nn.Module):
+    if (library := library_of(params)) is not None:
         raise TypeError(
-            f"{where} must be a pytree of arrays, not the Flax model {type(params).__name__}: "
+            f"{where} must be a pytree of arrays, not the {library} model {type(params).__name__}: "
             "f, params = jaxeff.functional(model) takes them out of it"
         )
     if hasattr(params, "posterior") and hasattr(params, "likelihood"):  # of an inference
@@ -86,9 +87,24 @@ def check_params(where: str, params: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not _is_array(leaf):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
+            way_out = ": give arrays, x.numpy()" if _is_tensor(leaf) else ""
             raise TypeError(
-                f"{where} must be a pytree of arrays, but {name or 'it'} is {describe_value(leaf)}"
+                f"{where} must be a pytree of arrays, but {name or 'it'} is "
+                f"{describe_value(leaf)}{way_out}"
             )
+
+
+def library_of(model: Any) -> str | None:
+    """Names the library of a model that is none of pure functions; nothing is imported for it."""
+    if isinstance(model, nnx.Module | nn.Module):
+        return "Flax"
+    kinds = ("torch.nn", "Module", "PyTorch"), ("keras", "Model", "Keras")
+    return next((name for package, kind, name in kinds if is_of(model, package, kind)), None)
+
+
+def is_of(model: Any, package: str, kind: str) -> bool:
+    """Returns whether a value is of a class of a package that somebody has imported."""
+    return package in sys.modules and isinstance(model, getattr(sys.modules[package], kind, ()))
 
 
 def check_examples(where: str, data: Any) -> None:
@@ -215,7 +231,12 @@ def _is_array(x: Any) -> bool:
     if isinstance(x, np.ndarray):
         return x.dtype.kind not in "OSU"  # neither text nor objects
     # Classes such as `np.float32` have these attributes too, and are callable.
-    return scalar or (hasattr(x, "shape") and hasattr(x, "dtype") and not callable(x))
+    described = hasattr(x, "shape") and hasattr(x, "dtype") and not callable(x)
+    return scalar or (described and not _is_tensor(x))
+
+
+def _is_tensor(x: Any) -> bool:
+    return is_of(x, "torch", "Tensor")
 
 
 def describe_value(x: Any) -> str:

@@ -44,8 +44,11 @@ def read_keras(
                 f"functional: {layer.name} is stateful: what it keeps from call to call is none of "
                 "the model's variables; build it with stateful=False and pass states on yourself."
             )
-    # As Keras itself does where a model's `call` doesn't ask for it.
     takes = inspect.signature(model.call).parameters.values()
+    positional = [p.name for p in takes if p.kind is p.POSITIONAL_OR_KEYWORD]
+    inputs = [name for name in positional if name not in ("training", "mask")]
+    open_ended = any(p.kind is p.VAR_POSITIONAL for p in takes)
+    # As Keras itself does where a model's `call` doesn't ask for it.
     trains = any(p.name == "training" or p.kind is p.VAR_KEYWORD for p in takes)
     shared = _shared_prefix([v.path for v in model.variables])
     paths = {id(v): v.path[len(shared) :] for v in model.variables}
@@ -64,6 +67,11 @@ def read_keras(
     def run(
         key: Any, params: Leaves, state: Leaves, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Leaves]:
+        if len(args) > len(inputs) and not open_ended:
+            raise TypeError(
+                f"{name} takes {len(inputs)} argument, not {len(args)}: several inputs are one "
+                "list or dict, f(params, [a, b]); as data it is in a tuple, ([a, b],)."
+            )
         kwargs = {**({"training": keyed or mutable} if trains else {}), **kwargs}
         rest = dict(state)
         for i, path in enumerate(sorted(seeds)) if keyed else ():

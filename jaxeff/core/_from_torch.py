@@ -32,6 +32,7 @@ from jaxeff.core._from_flax import Kept, Leaves, LibraryModel, Method, groups_le
 
 def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: bool) -> LibraryModel:
     """Reads a module: its parameters, frozen ones too, and its buffers as state."""
+    model = _author_module(model)
     module = _with_plain_weights(model)
     if not (keyed or mutable):
         module.eval()
@@ -83,6 +84,31 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
         return result
 
     return LibraryModel(run, params, state, restored)
+
+
+def _author_module(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns the module that `torch.compile` or a `DataParallel` runs.
+
+    Raises:
+        TypeError: It has no Python code of its own, or no weights but codes.
+    """
+    while isinstance(model, torch._dynamo.OptimizedModule | _PARALLEL):
+        model = model.module if isinstance(model, _PARALLEL) else model._orig_mod
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "functional: a ScriptModule has no Python code to run on JAX: give the module that it "
+            "was made of."
+        )
+    for name, layer in model.named_modules():
+        if type(layer).__module__.startswith("torch.ao.nn.quantized"):
+            raise TypeError(
+                f"functional: {name!r} is a quantized layer of PyTorch's: give the module before "
+                "its quantization, and compression.ptq or quantized makes few bits of it."
+            )
+    return model
+
+
+_PARALLEL = torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel
 
 
 def _with_plain_weights(model: torch.nn.Module) -> torch.nn.Module:

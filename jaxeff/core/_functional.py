@@ -48,7 +48,6 @@ Sharp edges:
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -62,7 +61,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxeff.core import _from_flax as from_flax
-from jaxeff.core._arguments import check_key
+from jaxeff.core._arguments import check_key, is_of
 from jaxeff.core._checks import parameter_tree, validate
 from jaxeff.core._from_flax import LibraryModel, Method, TrainingModeWarning, flatten, nest
 
@@ -139,7 +138,8 @@ def functional(
         )
     reading = _read(model, args, method, keyed, mutable)
     run, params, state, keys = reading.run, reading.params, reading.state, reading.keys
-    channels_last = isinstance(model, nnx.Module | nn.Module)
+    channels = "first" if is_of(model, "torch.nn", "Module") else None
+    channels = "last" if isinstance(model, nnx.Module | nn.Module) else channels
     name = Path(model).stem if _is_onnx_path(model) else type(model).__name__
     expected_params = {path: _spec(leaf) for path, leaf in params.items()}
     expected_state = {path: _spec(leaf) for path, leaf in state.items()}
@@ -149,7 +149,7 @@ def functional(
     ) -> tuple[Any, State]:
         fitted = _fit(params, expected_params, "parameter", name)
         before = _tag(_fit(state, expected_state, "state", name), STATE_TAG)
-        with _inputs_named(name, args, channels_last):
+        with _inputs_named(name, args, channels):
             result, after = run(key, fitted, before, args, kwargs)
         return result, nest(_tag(after, NEW_STATE_TAG), keys)
 
@@ -176,7 +176,7 @@ def functional(
             path: jnp.full(leaf.shape, jnp.nan, leaf.dtype) if path in unknown else leaf
             for path, leaf in state.items()
         }
-        with _inputs_named(name, args, channels_last):
+        with _inputs_named(name, args, channels):
             return run(key, fitted, _tag(closed, STATE_TAG), args, kwargs)[0]
 
     return _called(infer, name, keyed), nested_params
@@ -210,7 +210,9 @@ def restore(
     """
     if not isinstance(params, Mapping):
         raise TypeError(
-            f"restore: params must be a nested dict of arrays, not {type(params).__name__}."
+            f"restore: params must be a nested dict of arrays, not {type(params).__name__}. Codes "
+            "are none of the model's: give floats on their grids, as compression.round_weights "
+            "makes them."
         )
     reading = _read(model, args, None, keyed=False, mutable=False)
     kept = {}
@@ -260,7 +262,7 @@ def _read(
         if len(args) > 1:
             raise TypeError(f"functional: {name} takes its variables alone, not {len(args)} more.")
         return from_flax.read_linen(model, args[0] if args else None, method, mutable)
-    if _is_of(model, "keras", "Model"):
+    if is_of(model, "keras", "Model"):
         from jaxeff.core._from_keras import read_keras  # Keras is imported only for its models
 
         return read_keras(model, args, method, keyed, mutable)
@@ -271,15 +273,15 @@ def _read(
         )
     if isinstance(model, nnx.Module):
         return from_flax.read_nnx(model, method, keyed, mutable)
-    if _is_of(model, "torch.nn", "Module"):
+    if is_of(model, "torch.nn", "Module"):
         from jaxeff.core._from_torch import read_torch  # PyTorch is imported only for its models
 
         return read_torch(model, method, keyed, mutable)
-    if _is_of(model, "equinox", "Module"):
+    if is_of(model, "equinox", "Module"):
         from jaxeff.core._from_equinox import read_equinox  # Equinox, only for its models
 
         return read_equinox(model, method, keyed, mutable)
-    if _is_onnx_path(model) or _is_of(model, "onnx", "ModelProto"):
+    if _is_onnx_path(model) or is_of(model, "onnx", "ModelProto"):
         try:
             # ONNX is read beside where it is written, in a package that this one runs without and
             # is never built on: only a model that needs it loads it.
@@ -290,22 +292,25 @@ def _read(
         return library_model
     raise TypeError(
         "functional: model must be a module of Flax (NNX or Linen), PyTorch, Keras or Equinox, or "
-        f"the path of an .onnx file, not {name}; a pure function f(params, *args) needs no "
-        "conversion."
+        f"the path of an .onnx file, not {name}; {_way_out(model)}."
     )
+
+
+def _way_out(model: Any) -> str:
+    """Says how what is no model becomes one."""
+    if isinstance(model, Mapping):
+        return "weights alone say nothing of layers: model.load_state_dict(weights), and give model"
+    if isinstance(model, (str, os.PathLike)):
+        return "load the model by its own library, as keras.models.load_model(path), and give that"
+    return "a pure function f(params, *args) needs no conversion"
 
 
 def _is_onnx_path(model: Any) -> bool:
     return isinstance(model, (str, os.PathLike)) and Path(model).suffix == ".onnx"
 
 
-def _is_of(model: Any, package: str, kind: str) -> bool:
-    """Returns whether a model is of a class of a package that somebody has imported."""
-    return package in sys.modules and isinstance(model, getattr(sys.modules[package], kind))
-
-
 @contextlib.contextmanager
-def _inputs_named(name: str, args: tuple[Any, ...], channels_last: bool) -> Iterator[None]:
+def _inputs_named(name: str, args: tuple[Any, ...], channels: str | None) -> Iterator[None]:
     """Adds a model's inputs to what a layer says of shapes, and what is often wrong with them."""
     try:
         yield
@@ -316,7 +321,7 @@ def _inputs_named(name: str, args: tuple[Any, ...], channels_last: bool) -> Iter
         if leaves and not any(
             "was called with" in note for note in getattr(error, "__notes__", ())
         ):
-            error.add_note(f"{name} was called with {said}.{_likely(leaves[0], channels_last)}")
+            error.add_note(f"{name} was called with {said}.{_likely(leaves[0], channels)}")
         raise
 
 
@@ -326,15 +331,17 @@ def _is_of_numbers(leaf: Any) -> bool:
     return named and getattr(leaf.dtype, "kind", "") not in tuple("OSU")
 
 
-def _likely(x: Any, channels_last: bool) -> str:
+def _likely(x: Any, channels: str | None) -> str:
     """Guesses what is wrong with the first input of a model that failed."""
     shape = tuple(x.shape)
     if jnp.issubdtype(jnp.result_type(x), jnp.integer) and len(shape) == 1:
         return " These look like labels: data are (inputs, labels), in this order."
     if len(shape) in (1, 3):
         return " Is the axis of examples missing? x[None] is a batch of one."
-    if channels_last and len(shape) == 4 and shape[1] in (1, 2, 3, 4) and shape[3] > shape[1]:
+    if len(shape) == 4 and channels == "last" and shape[1] in (1, 2, 3, 4) and shape[3] > shape[1]:
         return " Do channels come first? Flax has them last: x.transpose(0, 2, 3, 1)."
+    if len(shape) == 4 and channels == "first" and shape[3] in (1, 2, 3, 4) and shape[1] > shape[3]:
+        return " Do channels come last? PyTorch has them first: x.transpose(0, 3, 1, 2)."
     return ""
 
 
@@ -374,9 +381,11 @@ def _fit(
     leaves = flatten(tree) if tree else {}
     for path, spec in expected.items():
         if path not in leaves:
+            dotted = path.replace("/", ".") in leaves
+            hint = " A state_dict goes into the module: model.load_state_dict(...)." * dotted
             raise ValueError(
                 f"{name}: {what} {path!r} is missing, expected {_show(spec)}; "
-                f"given are {sorted(leaves)}."
+                f"given are {sorted(leaves)}.{hint}"
             )
     for path, leaf in leaves.items():
         if path not in expected:
@@ -385,8 +394,8 @@ def _fit(
             )
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, int)):
             raise ValueError(
-                f"{name}: {what} {path!r} must be an array {_show(expected[path])}, not a "
-                f"{type(leaf).__name__}; random parameters go to a transform such as "
+                f"{name}: {what} {path!r} must be an array {_show(expected[path])} of JAX or "
+                f"NumPy, not a {type(leaf).__name__}; random parameters go to a transform such as "
                 "jaxeff.moments(f), not to f."
             )
         if not _agrees(_spec(leaf), expected[path]):

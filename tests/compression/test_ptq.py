@@ -33,3 +33,45 @@ def test_batches_and_a_spec(net):
     assert g(codes, x).shape == (len(x), 10)
     with pytest.raises(ValueError, match="there are no batches"):
         ptq(f, params, [])
+
+
+def pair(params, inputs):
+    """A function of one argument that holds two arrays, as a model of Keras has it."""
+    a, b = inputs.values() if isinstance(inputs, dict) else inputs
+    return a @ params["first"]["kernel"] + b @ params["second"]["kernel"]
+
+
+@pytest.fixture
+def pair_of_inputs():
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = (6, 3), (4, 3), (8, 6), (8, 4)
+    first, second, a, b = (
+        jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)
+    )
+    return {"first": {"kernel": first}, "second": {"kernel": second}}, a, b
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        lambda a, b: ([a, b],),
+        lambda a, b: [[a[:4], b[:4]], [a[4:], b[4:]]],
+        lambda a, b: {"a": a, "b": b},
+        lambda a, b: [{"a": a, "b": b}],
+    ],
+    ids=["a list in a tuple", "a list of lists", "a dict", "a list of dicts"],
+)
+def test_an_argument_may_be_a_list_or_a_dict(pair_of_inputs, batches):
+    params, a, b = pair_of_inputs
+    g, codes, spec = ptq(pair, params, batches(a, b))
+    assert set(spec) == {"first", "second"}
+    expected = pair(params, [a, b])
+    error = np.abs(g(codes, {"a": a, "b": b}) - expected).max()
+    assert 0 < error < 0.02 * np.abs(expected).max()
+
+
+def test_a_list_of_two_inputs_is_refused_with_the_way_out(pair_of_inputs):
+    params, a, b = pair_of_inputs
+    with pytest.raises(ValueError, match="unpack") as error:
+        ptq(pair, params, [a, b])
+    assert "([a, b],)" in "".join(error.value.__notes__)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxeff
-from jaxeff.compression import calibrate
+from jaxeff.compression import calibrate, ptq, round_weights
 from jaxeff.pruning import Prune
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -143,3 +143,33 @@ def test_states_that_keras_hides_are_refused():
     model = keras.Model(inputs, layers.LSTM(4, stateful=True, name="memory")(inputs))
     with pytest.raises(ValueError, match="memory is stateful"):
         jaxeff.functional(model)
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_a_model_of_several_inputs_is_quantized(kind):
+    keras.utils.set_random_seed(0)
+    inputs = {name: keras.Input((width,), name=name) for name, width in (("a", 6), ("b", 4))}
+    y = layers.Add()([layers.Dense(3, name=f"of_{name}")(x) for name, x in inputs.items()])
+    model = keras.Model(inputs if kind is dict else list(inputs.values()), y)
+    random = np.random.default_rng(0)
+    data = {
+        name: random.normal(size=(8, x.shape[1])).astype("float32") for name, x in inputs.items()
+    }
+    data = data if kind is dict else list(data.values())
+    f, params = jaxeff.functional(model)
+    expected = np.asarray(model(data))
+    for batches in ((data,), [data]):
+        g, codes, spec = ptq(f, params, batches)
+        assert set(spec) == {"of_a", "of_b"}
+        assert 0 < np.abs(g(codes, data) - expected).max() < 0.02 * np.abs(expected).max()
+    with pytest.raises(TypeError, match=r"as data it is in a tuple, \(\[a, b\],\)"):
+        ptq(f, params, tuple(jax.tree.leaves(data)))
+
+
+def test_rounded_weights_compute_in_keras_what_training_saw(net, x):
+    f, params = jaxeff.functional(net)
+    two = {"*:linear": jaxeff.Int(2, activations=False)}
+    rounded = round_weights(f, params, x[:1], two).params
+    expected = jaxeff.quantized(f, two)(params, x)
+    np.testing.assert_allclose(computed(jaxeff.restore(net, rounded), x), expected, atol=1e-6)
+    assert np.abs(computed(jaxeff.restore(net, params), x) - expected).max() > 1e-2

@@ -1,6 +1,7 @@
 """Modules of PyTorch go through `functional`, the transforms, and back."""
 
 import fnmatch
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -277,6 +278,51 @@ def test_wrong_parameters_are_named(net):
         jaxeff.restore(net, {**params, "fc": {"weight": params["fc"]["weight"]}})
     with pytest.raises(TypeError, match="call functional"):
         jaxeff.functional(net, jnp.ones(3))
+
+
+def test_what_is_no_module_or_no_parameters_says_what_to_give(net, x):
+    f, params = jaxeff.functional(net)
+    weights = {name: value.numpy() for name, value in net.state_dict().items()}
+    with pytest.raises(TypeError, match=r"load_state_dict\(weights\), and give model"):
+        jaxeff.functional(net.state_dict())
+    with pytest.raises(TypeError, match="load the model by its own library"):
+        jaxeff.functional("net.pt")
+    with pytest.raises(ValueError, match=r"model.load_state_dict\(...\)"):
+        f(weights, x)
+    with pytest.warns(FutureWarning):
+        scripted = torch.jit.script(torch.nn.Sequential(torch.nn.ReLU()))
+    with pytest.raises(TypeError, match="no Python code"):
+        jaxeff.functional(scripted)
+    for transform in (jaxeff.compression.ptq, jaxeff.summary):
+        with pytest.raises(
+            TypeError, match=r"the PyTorch model Net: f, params = jaxeff.functional"
+        ):
+            transform(net, params, x)
+    _, codes, _ = jaxeff.compression.ptq(f, params, x)
+    with pytest.raises(TypeError, match="round_weights"):
+        jaxeff.restore(net, codes)
+
+
+def test_tensors_and_images_of_another_layout_are_refused_with_the_way_out(net, x):
+    f, params = jaxeff.functional(net)
+    with pytest.raises(ValueError, match="feature dimension") as error:
+        f(params, x.transpose(0, 2, 3, 1))
+    assert "x.transpose(0, 3, 1, 2)" in "".join(error.value.__notes__)
+    dataset = torch.utils.data.TensorDataset(torch.tensor(x))
+    for batches in (torch.tensor(x), torch.utils.data.DataLoader(dataset, batch_size=2)):
+        with pytest.raises(TypeError, match=r"give arrays, x.numpy\(\)"):
+            jaxeff.compression.ptq(f, params, batches)
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, torch.compile])
+def test_what_runs_a_module_elsewhere_is_taken_off(net, x, wrap, monkeypatch):
+    # As before torchax registers JAX as a device, which this one would move the module to.
+    module = sys.modules["torch.nn.parallel.data_parallel"]
+    monkeypatch.setattr(module, "_get_available_device_type", lambda: None)
+    f, params = jaxeff.functional(wrap(net))
+    assert set(params) == {"stem", "layer1", "fc"}
+    np.testing.assert_array_equal(f(params, x), jaxeff.functional(net)[0](params, x))
+    assert type(jaxeff.restore(wrap(net), params)) is Net
 
 
 class Recurrent(torch.nn.Module):

@@ -35,5 +35,6 @@ from jaxeff.compression.post_training._multiplication import multiplications as 
 from jaxeff.compression.post_training._rotation import rotate as rotate
 from jaxeff.compression.post_training._rounding import adaround as adaround
 from jaxeff.compression.post_training._rounding import gptq as gptq
+from jaxeff.compression.post_training._rounding import round_weights as round_weights
 from jaxeff.compression.post_training._scaling import awq as awq
 from jaxeff.compression.post_training._scaling import smooth_quant as smooth_quant

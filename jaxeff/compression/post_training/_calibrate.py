@@ -82,7 +82,8 @@ def calibrate(
         f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
         batches: A batch, `args` as a tuple or the only one of them; or a list of batches, of one
-            shape each, or an iterator.
+            shape each, or an iterator. A list or dict that is an argument itself, as of Keras's
+            models of several inputs, goes into a tuple: `([a, b],)`.
         spec: Maps patterns of sites to `Int`, `Uniform` or `LayerQuantization` settings.
         method: "minmax" takes the smallest and largest value seen. "percentile" takes a percentile
             and its counterpart in every batch, averaged over batches, so that outliers are clamped.
@@ -201,7 +202,7 @@ def ptq(
 
 def as_batches(where: str, batches: Any) -> Iterable[Any]:
     """Returns batches one by one: those of a list or an iterator, or one alone."""
-    alone = isinstance(batches, tuple) or hasattr(batches, "dtype")
+    alone = isinstance(batches, tuple | Mapping) or hasattr(batches, "dtype")
     batches = [batches] if alone else batches
     core.input_batches(where, batches)
     return batches  # type: ignore[no-any-return]
@@ -214,9 +215,19 @@ def _run(
     arrays: dict[str, Any] | None = None
     for batch in batches:
         args = core.as_arguments(batch)
+        core.check_params("a batch", args)
         if any(np.size(leaf) == 0 for leaf in jax.tree.leaves(args)):
             raise ValueError("calibrate needs batches with at least one example, but one is empty.")
-        arrays = observe(params, *args)
+        try:
+            arrays = observe(params, *args)
+        except (TypeError, ValueError) as error:
+            if isinstance(batches, list) and len(batches) > 1:
+                error.add_note(
+                    f"The {len(batches)} entries of the list are taken as batches, one after the "
+                    "other. One batch of several arguments is a tuple, (a, b); of one argument "
+                    "that is a list, ([a, b],)."
+                )
+            raise
     # Callbacks run asynchronously: wait until all of them have recorded.
     jax.effects_barrier()
     if arrays is None:

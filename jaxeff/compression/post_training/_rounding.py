@@ -1,4 +1,4 @@
-"""Rounding of weights by the error of a layer's output: `gptq` and `adaround`."""
+"""Rounding of weights: to what is nearest, or by the error of a layer's output."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,6 +17,44 @@ from jaxeff.compression.post_training._layerwise import PostTrained, RoundingPro
 from jaxeff.compression.post_training._multiplication import Matrix
 
 _EXACT = lax.Precision.HIGHEST
+
+
+@core.validate(batch=core.input_batch)
+def round_weights(
+    f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Method | None]
+) -> PostTrained:
+    """Rounds weights to the nearest values of their grids, as `quantized` does in every call.
+
+    A model of another library computes with them what `quantized` computes, but for activations:
+
+    ```python
+    import jaxeff
+    from flax import nnx
+    from jaxeff.compression import Int, round_weights
+    from jaxeff.nn import SmallCNN, small_classifier
+
+    model, (x, y) = SmallCNN(rngs=nnx.Rngs(0)), small_classifier()[2]
+    f, params = jaxeff.functional(model)
+    _, rounded, spec = round_weights(f, params, x[:1], {"*:linear": Int(4, activations=False)})
+    model = jaxeff.restore(model, rounded)
+    assert abs(model(x) - jaxeff.quantized(f, spec)(params, x)).max() < 1e-5
+    ```
+
+    Args:
+        f: A pure function `f(params, *args)`.
+        params: The parameters of `f`.
+        batch: `args` as a tuple, or the only one of them: one example is enough.
+        spec: Quantizers by site, as for `gptq`.
+
+    Returns:
+        `f`, parameters whose weights lie on the grid, and the spec that reproduces them.
+
+    Raises:
+        ValueError: As for `gptq`.
+    """
+    return on_grids(
+        "round_weights", f, params, batch, spec, lambda problem: problem.round(problem.weights)
+    )
 
 
 @core.validate(batch=core.input_batch, damping=core.non_negative, block=core.static_integer())

@@ -18,6 +18,7 @@ from jaxeff.compression import (
     gptq,
     init,
     quantized,
+    round_weights,
 )
 from jaxeff.compression.post_training._rounding import inverse_factor
 from jaxeff.core import functional
@@ -349,3 +350,16 @@ def test_a_started_spec_is_kept(trained):
     spec = init(f, params, x, {"fc*": Int(3, activations=False, symmetric=False)})
     _, _, started = gptq(f, params, x, spec)
     np.testing.assert_array_equal(started["fc1"].weights.range, spec["fc1"].weights.range)
+
+
+@pytest.mark.parametrize("method", [Int(3, activations=False), LSQ(2), Int(4, 8)])
+def test_nearest_rounding_is_what_quantized_computes(method):
+    params, x = _problem(20, 6, 4)
+    _, rounded, spec = round_weights(linear, params, x, {"fc": method})
+    w, new = params["fc"]["kernel"], rounded["fc"]["kernel"]
+    assert np.abs(new - w).max() > 0
+    np.testing.assert_array_equal(
+        quantized(linear, spec)(params, x), quantized(linear, spec)(rounded, x)
+    )
+    levels = {len(np.unique(column)) for column in np.asarray(new).T}
+    assert max(levels) <= 2 ** (2 if isinstance(method, LSQ) else method.bits)
