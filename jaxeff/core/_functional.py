@@ -394,9 +394,9 @@ def _fit(
             )
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, int)):
             raise ValueError(
-                f"{name}: {what} {path!r} must be an array {_show(expected[path])} of JAX or "
-                f"NumPy, not a {type(leaf).__name__}; random parameters go to a transform such as "
-                "jaxeff.moments(f), not to f."
+                f"{name}: {what} {path!r} must be an array {_show(expected[path])}, not a "
+                f"{type(leaf).__name__}: arrays are JAX's or NumPy's, and random parameters go to "
+                "a transform such as jaxeff.moments(f), not to f."
             )
         if not _agrees(_spec(leaf), expected[path]):
             raise ValueError(
