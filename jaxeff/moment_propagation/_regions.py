@@ -34,7 +34,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,9 @@ from jaxeff.moment_propagation.rules import (
     map_linear,
     piecewise,
     relu,
+    sigmoid,
     silu,
+    softplus,
 )
 from jaxeff.program import Layer
 from jaxeff.program.ir import Node, Value, run_nodes
@@ -484,13 +486,14 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
         if moments is not None:
             env.write(outputs, moments)
             return
-        gate = None if kinks else _gate(nodes, root, outputs, env)
-        if gate is not None:
-            rule, inner, factor = gate
+        known = _known_activation(nodes, root, outputs, env)
+        if known is not None:
+            rule, _, inner, factor, offset = known
             if inner != 1:
                 x = _values.Gaussian(inner * x.mean, inner**2 * _values.to_variance(x).var)
             result = rule(x)
-            env.write(outputs, [_values.Gaussian(factor * result.mean, factor**2 * result.var)])
+            mean = factor * result.mean + offset
+            env.write(outputs, [_values.Gaussian(mean, factor**2 * result.var)])
             return
     limited = dependence.is_limited(nodes)
     # Each kink is one more piece of 20 nodes. Without any, or with too many, the line is split at
@@ -552,19 +555,37 @@ def _integral(
     return gauss_pair(lambda *at: fn(*at, *values), x, y, points, limited)
 
 
-_Rule = Callable[[_values.Random], _values.Gaussian]
-_PROBES = (-30.0, -5.0, -2.6, -1.3, -0.6, -0.1, 0.3, 0.9, 1.8, 3.1, 30.0)
-"""Where a function is asked whether it is GELU or SiLU; GELU's two forms differ by up to 5e-4."""
+class _Form(NamedTuple):
+    """A function factor * plain(inner * x) + offset, and the rule of the plain one."""
+
+    rule: Callable[[_values.Random], _values.Gaussian]
+    plain: Callable[[float], float]
+    inner: float
+    factor: float
+    offset: float
+
+    def has(self, values: Mapping[float, float]) -> bool:
+        """Returns whether these are its values."""
+        scale = abs(self.factor) * max(abs(self.inner), 1e-3)
+        return all(
+            abs(self.factor * self.plain(self.inner * x) + self.offset - value)
+            < 1e-6 * scale * (1 + abs(x))
+            for x, value in values.items()
+        )
 
 
-def _gate(
+_PROBES = (-30.0, -5.0, -2.6, -1.3, -0.6, -0.1, 0.0, 0.3, 0.9, 1.0, 1.8, 3.1, 30.0)
+"""Where a function is asked which one it is; GELU's two forms differ by up to 5e-4."""
+
+
+def _known_activation(
     nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
-) -> tuple[_Rule, float, float] | None:
-    """Returns the rule of a gate, by what its input and its result are multiplied, if it is one.
+) -> _Form | None:
+    """Returns which smooth activation equations are, scaled and moved; None for none.
 
     However it is written, its values tell: those at a few numbers are compared.
     """
-    if len(outputs) != 1 or not any(n.primitive in _GATES for n in nodes):
+    if len(outputs) != 1 or not any(n.primitive in _SMOOTH for n in nodes):
         return None
     known = {v: env.number(v) for n in nodes for v in n.values if v in env.values and v is not root}
     if None in known.values() or outputs[0].aval.dtype not in (jnp.float32, jnp.float64):
@@ -578,32 +599,54 @@ def _gate(
             result = symbolic.SymbolicReader().nodes(nodes, numbers, outputs)[0]
         return result.number if isinstance(result, Constant) else None
 
-    last, first, one = at(_PROBES[-1]), at(_PROBES[0]), at(1.0)
-    if last is None or first is None or one is None:
-        return None
-    # Of c x S(x) with S(x) + S(-x) = 1.
-    factor = (last - first) / _PROBES[-1]
-    if not factor or not math.isfinite(factor):
-        return None
-    share = one / factor
-    # SiLU's is S(1) = 1 / (1 + exp(-b)), to as many digits as float32 tells.
-    slope = round(math.log(share / (1 - share)), 5) if 0 < share < 1 else 0.0
-    exact, approximate = (functools.partial(gelu, tanh=tanh) for tanh in (False, True))
-    forms: list[tuple[_Rule, float, Callable[[float], float]]] = [
-        (exact, 1.0, _plain_gelu),
-        (approximate, 1.0, _plain_tanh_gelu),
-    ]
-    if slope:
-        forms.append((silu, slope, lambda x: 0.5 * x * (1 + math.tanh(0.5 * slope * x))))
+    values: dict[float, float] = {}
     for probe in _PROBES:
-        value = at(probe) if forms else None
-        if value is None:
+        value = at(probe)
+        if value is None or not math.isfinite(value):
             return None
-        forms = [f for f in forms if abs(value / factor - f[2](probe)) < 1e-6 * (1 + abs(probe))]
-    return next(((rule, inner, factor / inner) for rule, inner, _ in forms), None)
+        values[probe] = value
+    return next((form for form in _forms(values) if form.has(values)), None)
 
 
-_GATES = {p.erf_p, p.erfc_p, p.tanh_p, p.logistic_p, p.exp_p}
+def _forms(values: Mapping[float, float]) -> list[_Form]:
+    """Returns what a function may be, by its values at the ends, at 0 and at 1."""
+    low, high, middle, one = (values[at] for at in (_PROBES[0], _PROBES[-1], 0.0, 1.0))
+    rise = (high - low) / _PROBES[-1]
+    if not rise:
+        return []
+    forms: list[_Form] = []
+    # c x S(x) with S(x) + S(-x) = 1; SiLU's is S(1) = 1 / (1 + exp(-b)), to as many digits as
+    # float32 tells.
+    if slope := _logit(one / rise):
+        forms.append(_Form(silu, _plain_silu, slope, rise / slope, 0.0))
+    for form, plain in ((False, _plain_gelu), (True, _plain_tanh_gelu)):
+        forms.append(_Form(functools.partial(gelu, tanh=form), plain, 1.0, rise, 0.0))
+    if slope := _logit((one - low) / (high - low)):
+        forms.append(_Form(sigmoid, _plain_sigmoid, slope, high - low, low))
+    # Far from zero softplus is zero or its input.
+    if middle:
+        scale = middle / math.log(2)
+        forms.append(_Form(softplus, _plain_softplus, round(rise / scale, 5), scale, 0.0))
+    return forms
+
+
+_SMOOTH = {p.erf_p, p.erfc_p, p.tanh_p, p.logistic_p, p.exp_p, p.custom_jvp_call_p}
+
+
+def _logit(share: float) -> float:
+    return round(math.log(share / (1 - share)), 5) if 0 < share < 1 else 0.0
+
+
+def _plain_sigmoid(x: float) -> float:
+    return 0.5 * (1 + math.tanh(x / 2))
+
+
+def _plain_silu(x: float) -> float:
+    return x * _plain_sigmoid(x)
+
+
+def _plain_softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 def _plain_gelu(x: float) -> float:

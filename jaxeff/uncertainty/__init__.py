@@ -78,11 +78,15 @@ from jaxeff.uncertainty._figures import draw_plane as draw_plane
 from jaxeff.uncertainty._figures import draw_regression as draw_regression
 from jaxeff.uncertainty._figures import draw_reliability as draw_reliability
 from jaxeff.uncertainty._figures import draw_risk_coverage as draw_risk_coverage
+from jaxeff.uncertainty._gaussian_logits import CalibrationWarning as CalibrationWarning
+from jaxeff.uncertainty._gaussian_logits import Temperature as Temperature
 from jaxeff.uncertainty._gaussian_logits import from_gaussian as from_gaussian
 from jaxeff.uncertainty._gaussian_logits import predict_probs as predict_probs
 from jaxeff.uncertainty._gaussian_logits import probit_logits as probit_logits
 from jaxeff.uncertainty._gaussian_logits import raw_variance as raw_variance
 from jaxeff.uncertainty._gaussian_logits import sample_logits as sample_logits
+from jaxeff.uncertainty._gaussian_logits import temperature_scale as temperature_scale
+from jaxeff.uncertainty._gaussian_logits import tempered as tempered
 from jaxeff.uncertainty._logit_scores import energy as energy
 from jaxeff.uncertainty._logit_scores import generalized_entropy as generalized_entropy
 from jaxeff.uncertainty._logit_scores import max_logit as max_logit
@@ -113,10 +117,6 @@ from jaxeff.uncertainty._selective import coverage_threshold as coverage_thresho
 from jaxeff.uncertainty._selective import excess_aurc as excess_aurc
 from jaxeff.uncertainty._selective import risk_coverage as risk_coverage
 from jaxeff.uncertainty._selective import selective as selective
-from jaxeff.uncertainty._temperature import CalibrationWarning as CalibrationWarning
-from jaxeff.uncertainty._temperature import Temperature as Temperature
-from jaxeff.uncertainty._temperature import temperature_scale as temperature_scale
-from jaxeff.uncertainty._temperature import tempered as tempered
 from jaxeff.uncertainty._tokens import TokenUncertainty as TokenUncertainty
 from jaxeff.uncertainty._tokens import accepted_prefix as accepted_prefix
 from jaxeff.uncertainty._tokens import sequence_entropy as sequence_entropy

@@ -51,17 +51,17 @@ Sharp edges
   average of both sides.
 
 So have exponential, square, sine, cosine, error function, normal CDF and absolute value, exact up
-to rounding. GELU, its approximation and SiLU have sums of few exponentials (`gelu`, `silu`), within
-2e-5 of a standard deviation. Every other activation is recognised in the equations it is made of
-(`_regions`): a piecewise polynomial (ReLU, clip, hard swish, shrinkage) has a closed form too, and
-the rest (tanh, ELU, ...) is integrated by quadrature, within 2e-5 of a standard deviation at every
-mean and any standard deviation from 0.01 to 10.
+to rounding. Sigmoid, tanh, softplus, SiLU and GELU have sums of few exponentials (`_smooth`).
+Every other activation is recognised in the equations it is made of (`_regions`): a piecewise
+polynomial (ReLU, clip, hard swish, shrinkage) has a closed form too, and the rest (ELU, Mish, ...)
+is integrated by quadrature, within 2e-5 of a standard deviation at every mean and any standard
+deviation from 0.01 to 10.
 
 Quadrature is vectorised over the nodes, by two rules. `gauss_hermite` (32 nodes) is exact for
 polynomials up to degree 63 and the default for an elementwise region nothing is known about.
 `gauss_legendre` splits the line at given kinks and at the centre of an activation, and holds its
 accuracy where Gauss-Hermite loses it: at kinks and at standard deviations far larger than the
-function's own scale (a tanh seen from far away is a step).
+function's own scale (an arc tangent seen from far away is a step).
 
 Both measure f from f(m) and, below a standard deviation of about the cube root of the machine
 epsilon (times 1 + |m|), take difference quotients at that floor: means, variances and their
@@ -351,177 +351,6 @@ def complementary_error_function(x: _values.Random) -> _values.Gaussian:
     """Computes the moments of erfc(x) = 1 - erf(x); a small mean keeps its digits."""
     x = _values.to_variance(x)
     return _values.Gaussian(lax.erfc(x.mean * lax.rsqrt(1 + 2 * x.var)), error_function(x).var)
-
-
-def gelu(x: _values.Random, tanh: bool = False) -> _values.Gaussian:
-    """Computes the moments of GELU, x Phi(x), or of its approximation by a hyperbolic tangent.
-
-    With s^2 = 1 + v and a = m / s the mean is m Phi(a) + v phi(a) / s. By Price's theorem, twice,
-    the variance is
-
-        v (E f')^2 + int_0^v (v - c) E_c[f''(x) f''(y)] dc,    E f' = Phi(a) + a phi(a) / s^2
-
-    where x and y have the covariance c. f'' is (2 - x^2) phi(x), so the expectation is an
-    exponential times moments of a tilted pair. No term is negative, and in the tangent of half the
-    angle asin(c / s^2) four nodes are within 1e-5 of the input's variance.
-
-    The approximation adds a small even function d, taken as a sum of derivatives of a normal
-    density: smoothing only widens the density. It adds the sum of v^k / k! E d^(k) (2 E f^(k) + E
-    d^(k)) to the variance, of which three terms are within 1.4e-5.
-
-    Args:
-        x: Random input of any shape.
-        tanh: Whether it is the approximation, `jax.nn.gelu`'s default.
-    """
-    x = _values.to_variance(x)
-    return _gelu(x.mean, x.var, tanh)
-
-
-# Gauss-Jacobi on [0, 1] for the weight 1 - u.
-_BEND_NODES = (0.05710419611451772, 0.2768430136381238, 0.5835904323689168, 0.8602401356562195)
-_BEND_MASSES = (0.1355069134314885, 0.2034645680102711, 0.1298475476082323, 0.03118097095000808)
-# x (tanh(sqrt(2 / pi) (x + .044715 x^3)) - erf(x / sqrt(2))) / 2 by the even derivatives of a
-# normal density of this variance: our least-maximum fit, within 9e-8.
-_WINDOW = 0.7225
-_DERIVATIVES = (
-    0.00082834965, 0.00458560591, 0.00245575574, 0.000350228438, 1.82983689e-05, 4.17394253e-07,
-    3.92901822e-09,
-)  # fmt: skip
-
-
-@functools.partial(jax.jit, static_argnums=2, inline=True)
-def _gelu(mean: Array, var: Array, tanh: bool) -> _values.Gaussian:
-    known = jnp.isfinite(mean)
-    m = jnp.where(known, mean, 0)
-    total = 1 + var
-    scale = lax.rsqrt(total)
-    distance = _values.near(jnp.abs(m) * scale)
-    density, prob, _ = _values.tail(distance)
-    a = jnp.where(m > 0, distance, -distance)
-    slope = jnp.where(m > 0, 1 - prob, prob) + a * density * scale * scale
-    value = jnp.maximum(m, 0) - jnp.abs(m) * prob + var * scale * density
-
-    # half = tan(angle / 2) with c = s^2 sin(angle): all else is a rational function of it.
-    most = var / (total + jnp.sqrt(1 + 2 * var))
-    offset = distance * (total * scale)
-    bends = jnp.zeros_like(m)
-    for node, mass in zip(_BEND_NODES, _BEND_MASSES, strict=True):
-        half = most * node
-        squared = 1 + half * half
-        low, high = (squared * (scale / (1 + sign * half)) ** 2 for sign in (1, -1))
-        # The pair's density times phi(x) phi(y) is a normal one again, of this mean, variance (less
-        # the two of f'') and covariance.
-        tilted, excess, shared = offset * low, 1 + 0.5 * (low + high), 0.5 * (high - low)
-        product = (excess - tilted * tilted) ** 2 + shared * (4 * tilted * tilted + 2 * shared)
-        weight = mass * (1 - most * half) / (squared * squared)
-        bends += weight * jnp.exp(-tilted * offset) * product
-    share = slope * slope + most / np.pi * bends
-    if tanh:
-        added, first, second, third = _smoothed(m, var)
-        value += added
-        # GELU's own smoothed derivatives; factors stay finite where a power of v wouldn't.
-        curve = density * scale * (1 + (1 - a * a) * scale * scale)
-        twist = a * density * scale * scale * ((a * a - 3) * scale * scale - 1)
-        share += first * (2 * slope + first) + 0.5 * (var * second) * (2 * curve + second)
-        share += (var * (var * third)) * (2 * twist + third) / 6
-    limit = jnp.where(jnp.isnan(mean), mean, jnp.maximum(mean, 0))
-    return _values.Gaussian(
-        jnp.where(known, value, limit), jnp.where(known, var * jnp.maximum(share, 0), 0)
-    )
-
-
-def _smoothed(mean: Array, var: Array) -> list[Array]:
-    """Computes E d, E d', E d'' and E d''' of what the approximation of GELU adds."""
-    derivatives = _density_derivatives(mean, _WINDOW + var, 2 * len(_DERIVATIVES) + 1)
-    zero = jnp.zeros_like(mean)
-    return [
-        sum((c * derivatives[2 * j + k] for j, c in enumerate(_DERIVATIVES)), zero)
-        for k in range(4)
-    ]
-
-
-def _density_derivatives(at: Array, var: Array, order: int) -> list[Array]:
-    """Computes the derivatives 0 to `order` of a centred normal density."""
-    scale = lax.rsqrt(var)
-    distance = _values.near(jnp.abs(at) * scale)
-    ratio, inverse = jnp.where(at > 0, distance, -distance) * scale, scale * scale
-    # By the recurrence of Hermite's polynomials.
-    derivatives = [_values.pdf(distance) * scale]
-    for n in range(order):
-        before = n * inverse * derivatives[n - 1] if n else 0
-        derivatives.append(-ratio * derivatives[n] - before)
-    return derivatives
-
-
-def silu(x: _values.Random) -> _values.Gaussian:
-    """Computes the moments of SiLU, x sigmoid(x).
-
-    f^2 is x f less x^2 sech(x / 2)^2 / 4, so that by Stein's lemma, with t = E f - max(m, 0), the
-    variance is
-
-        v E f' - E[x^2 sech(x / 2)^2] / 4 - t (|m| + t)
-
-    This even function, and the one that f has beside x Phi(x / w), are taken as sums of normal
-    densities and their derivatives, which smoothing only widens. Small variances would be lost in
-    that difference: they are the first four terms of sum v^k / k! (E f^(k))^2, and the mean is f(m)
-    + v E f'' / 2 - v^2 E f^(4) / 8.
-
-    The mean is within 1e-5 of the input's standard deviation, the variance within 2e-5 of its
-    variance.
-
-    Args:
-        x: Random input of any shape.
-    """
-    x = _values.to_variance(x)
-    return _silu(x.mean, x.var)
-
-
-# Our least-maximum fits, within 4e-7: the variance of each normal density, and what its derivatives
-# of order 0, 2 and 4 count for in silu(x) - x Phi(x / w) and in x^2 sech(x / 2)^2 / 4.
-_STEP = 4.718
-_BUMPS = (
-    (0.743, (-0.0503092517, -0.00252104461, -5.99473805e-05),
-     (-0.527475627, -0.0366624603, -0.00131126983)),
-    (1.943, (-1.51931172, -0.199990341, -0.0379652018), (-2.25918984, 0.0399260083, -0.0530649342)),
-    (5.92, (2.46022469, -1.79996807, 0.171994153), (4.41637435, 1.1633769, 0.948247839)),
-    (15.228, (-0.176538163, 0.224145043, -0.174807838), (1.66015682, -1.76048248, 1.79134248)),
-)  # fmt: skip
-# Up to which variance the series and the expansion of the mean are taken.
-_SERIES, _EXPANSION = 0.15, 0.01
-
-
-@functools.partial(jax.jit, inline=True)
-def _silu(mean: Array, var: Array) -> _values.Gaussian:
-    known = jnp.isfinite(mean)
-    m = jnp.where(known, mean, 0)
-    distance = _values.near(jnp.abs(m) * lax.rsqrt(_STEP + var))
-    _, prob, _ = _values.tail(distance)
-    step = _density_derivatives(m, _STEP + var, 4)
-    # E f to E f^(4) of x Phi(x / w), of the mean what it has above max(m, 0).
-    smooth = [
-        var * step[0] - jnp.abs(m) * prob,
-        jnp.where(m > 0, 1 - prob, prob) - _STEP * step[1],
-        *(step[k - 2] - _STEP * step[k] for k in (2, 3, 4)),
-    ]
-    curved = jnp.zeros_like(m)
-    for width, added, squared in _BUMPS:
-        bump = _density_derivatives(m, width + var, 8)
-        smooth = [
-            s + sum(c * bump[2 * j + k] for j, c in enumerate(added)) for k, s in enumerate(smooth)
-        ]
-        curved += sum(c * bump[2 * j] for j, c in enumerate(squared))
-    above, slope, second, third, fourth = smooth
-
-    # Powers of what isn't used could overflow, and make gradients NaN.
-    v = jnp.minimum(var, _SERIES)
-    square, cube = second * second / 2, third * third / 6
-    series = slope * slope + v * (square + v * (cube + v * fourth * fourth / 24))
-    difference = var * slope - curved - above * (jnp.abs(m) + above)
-    spread = jnp.where(var < _SERIES, var * series, jnp.maximum(difference, 0))
-    expanded = m * lax.logistic(m) + v * (second / 2 - v * fourth / 8)
-    value = jnp.where(var < _EXPANSION, expanded, jnp.maximum(m, 0) + above)
-    limit = jnp.where(jnp.isnan(mean), mean, jnp.maximum(mean, 0))
-    return _values.Gaussian(jnp.where(known, value, limit), jnp.where(known, spread, 0))
 
 
 HERMITE_NODES = 32

@@ -16,8 +16,8 @@ Sharp edges
 
 For softmax, softmin and log-softmax,
 softmax_i = sigmoid(z_i - L_i), where L_i is the log-sum-exp of the others. L_i is independent of
-z_i, so with L_i taken as Gaussian each output is a function of one Gaussian, z_i - L_i, and
-integrated by quadrature. The log-sums are built in a binary tree of pairs (Schwartz and Yeh 1982),
+z_i, so with L_i taken as Gaussian each output is a sigmoid of one Gaussian, z_i - L_i. The log-sums
+are built in a binary tree of pairs (Schwartz and Yeh 1982),
 
     log(e^x + e^y) = y + softplus(d), d = x - y,
     mean = m_y + E softplus(d),  var = v_y (1 - 2 E sigmoid(d)) + Var softplus(d)
@@ -47,8 +47,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxeff.moment_propagation import _values as values
-from jaxeff.moment_propagation.rules._activations import gauss_legendre
 from jaxeff.moment_propagation.rules._arithmetic import negate
+from jaxeff.moment_propagation.rules._smooth import sigmoid, softplus
 
 
 class _Statistics(NamedTuple):
@@ -287,9 +287,9 @@ def softmax(x: values.Random, axis: int = -1) -> values.Gaussian:
     Returns:
         Mean and variance of each probability, shaped like `x`.
     """
-    # softmax_i = sigmoid(z_i - L_i) with L_i independent of z_i: one Gaussian, one integral.
+    # softmax_i = sigmoid(z_i - L_i) with L_i independent of z_i: a function of one Gaussian.
     _, margin = _margins(x, axis)
-    p = gauss_legendre(jax.nn.sigmoid, margin)
+    p = sigmoid(margin)
     return values.Gaussian(jnp.moveaxis(p.mean, -1, axis), jnp.moveaxis(p.var, -1, axis))
 
 
@@ -301,7 +301,7 @@ def softmin(x: values.Random, axis: int = -1) -> values.Gaussian:
 def log_softmax(x: values.Random, axis: int = -1) -> values.Gaussian:
     """Computes the moments of `jax.nn.log_softmax(x, axis)`."""
     clipped, margin = _margins(x, axis)
-    p = gauss_legendre(jax.nn.log_sigmoid, margin)
+    p = negate(softplus(negate(margin)))
     # log_sigmoid of a margin clipped at -1e4 is -1e4: what was cut off is added back exactly.
     return values.Gaussian(jnp.moveaxis(p.mean + clipped, -1, axis), jnp.moveaxis(p.var, -1, axis))
 

@@ -27,6 +27,7 @@ from jaxeff.moment_propagation._values import Activated, Gaussian, Pooled, is_ra
 from jaxeff.moment_propagation.rules import _activations as activations
 from jaxeff.moment_propagation.rules import _arithmetic as arithmetic
 from jaxeff.moment_propagation.rules import _extremes as extremes
+from jaxeff.moment_propagation.rules import _smooth as smooth
 from jaxeff.moment_propagation.rules._activations import gauss_legendre
 from jaxeff.moment_propagation.rules._arithmetic import bilinear
 from jaxeff.program.ir import FACTS, Contraction, Node, OperationFamily, signature
@@ -231,12 +232,13 @@ UNARY: dict[Any, Callable[[Any], Gaussian]] = {
     p.log1p_p: _shifted(arithmetic.log, before=1.0),
     p.sqrt_p: functools.partial(arithmetic.power, exponent=0.5),
     p.rsqrt_p: functools.partial(arithmetic.power, exponent=-0.5),
+    p.logistic_p: smooth.sigmoid,
+    p.tanh_p: smooth.tanh,
 }
 
 SMOOTH = {
     p.acos_p, p.acosh_p, p.asin_p, p.asinh_p, p.atan_p, p.atanh_p, p.bessel_i0e_p, p.bessel_i1e_p,
-    p.cbrt_p, p.cosh_p, p.digamma_p, p.erf_inv_p, p.lgamma_p, p.logistic_p, p.sinh_p, p.tan_p,
-    p.tanh_p,
+    p.cbrt_p, p.cosh_p, p.digamma_p, p.erf_inv_p, p.lgamma_p, p.sinh_p, p.tan_p,
 }  # fmt: skip
 
 
