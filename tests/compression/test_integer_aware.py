@@ -100,6 +100,32 @@ def test_a_bias_between_the_units_of_few_bits_is_kept():
     np.testing.assert_allclose(output, near, atol=1e-4 * unit.min())
 
 
+def test_biases_of_long_sums_are_rounded_no_more_than_float32():
+    keys = jax.random.split(KEY, 3)
+    f = lambda p, x: jax.nn.relu(x @ p["w"] + p["b"][None])  # noqa: E731
+    params = {
+        # The largest weights make the steps, and read next to nothing.
+        "w": (0.05 * jax.random.normal(keys[0], (480, 1280))).at[0].set(1),
+        "b": 0.05 * jax.random.normal(keys[1], (1280,)),
+    }
+    x = jax.random.uniform(keys[2], (64, 480)).at[:, 0].set(0)
+    g = integer(f, calibrate(f, params, [x], {"*:linear": Int(8)}).spec).coded(params, x)
+    data = g.encode(x)
+    converted = g.convert(params, *data)
+    codes = g(converted, *data)
+    # The same in float64, of what the layer reads.
+    (of_x,), (of_y,) = g.arguments, g.results
+    b, steps = (np.asarray(v, np.float64) for v in (params["b"], abs(params["w"]).max(0) / 127))
+    inputs = (np.asarray(*data, np.float64) - of_x.zero) * np.float32(of_x.step)
+    (weights,) = (a for name, a in converted.named().items() if name.endswith("/codes"))
+    exact = np.maximum(inputs @ np.asarray(weights, np.float64) * steps + b, 0)
+    exact = exact / np.float32(of_y.step)
+    near = np.clip(np.rint(exact) + of_y.zero, 0, 255)
+    # The two differ where a value is as near to the half between two codes as float32 can tell.
+    from_half = np.abs(exact - np.floor(exact) - 0.5)
+    assert from_half[np.asarray(codes) != near].max(initial=0) < 255 * 2**-23
+
+
 def _read_as_codes(program, spec):
     found = shortcuts_of(program, settings_of(spec, program))
     return [shortcut.reader.site for shortcut in found.values() if shortcut.reader]

@@ -136,8 +136,8 @@ def _to_integer(part: Array, exponent: Array, most: int) -> Any:
 
 LIMIT = 2**29
 """Largest magnitude of bias plus shortcut in an accumulator; products may add twice it."""
-FILLED = 26
-"""Bits that products may fill with guard bits; a bias beside them has eight times as much."""
+FILLED = 26, 30
+"""Bits that one product may fill with guard bits, a bias having eight times as much, and a sum."""
 
 Attribute = str | int | tuple[int, ...]
 
@@ -313,13 +313,18 @@ def guard_bits(depth: int, activation_bits: int, weight_levels: int) -> int:
     `depth` is the number of products in a sum; `weight_levels` the largest code of a weight.
     """
     most = depth * (2**activation_bits - 1) * weight_levels
-    return max(0, FILLED - most.bit_length())
+    # Sums of many products are about sqrt(depth) of one, as are biases and shortcuts beside them:
+    # room for depth times one would leave units of 1e-4 of a result's step. Signs can't be rounded
+    # beside a bias, so they keep all of it.
+    least, room = FILLED
+    filled = min(room, least + (depth.bit_length() - 1) // 2) if weight_levels > 1 else least
+    return max(0, filled - most.bit_length())
 
 
 def biased(acc: Int32[Array, "*shape"], bias: Array, unit: Array) -> Float[Array, "*shape"]:
     """Adds a bias to sums in the units of an accumulator, and returns numbers.
 
-    Sums are at most 2^26; bias and the unit's value fit to them.
+    Sums are at most 2^30; bias and the unit's value fit to them.
     """
     # Whole units: a compiler that fused a product and a sum would round less.
     nearest = lax.round(bias / unit, lax.RoundingMethod.TO_NEAREST_EVEN)
