@@ -66,7 +66,7 @@ class ConvolvedKernel:
         """Reads what each tap reads at each position, of the mean image."""
         image = operands[layer.inputs.index(self.image)]
         mean = to_variance(image).mean if is_random(image) else image
-        return self.read.windows(shared_kernels.canonical(mean, self.layouts[0]))
+        return self.read.taps.windows(shared_kernels.canonical(mean, self.layouts[0]))
 
     def slopes(self, windows: shared_kernels.Windows, steps: Array) -> Array:
         """Computes slopes by the kernel, `[taps, in, groups, out of a group]`.
@@ -75,7 +75,7 @@ class ConvolvedKernel:
         """
         gate = shared_kernels.canonical(steps, self.layouts[1])
         # Means over positions times their number; examples that share the kernel add up.
-        return self.read.let_through(windows, gate).sum(0) * math.prod(gate.shape[1:-1])
+        return self.read.taps.averages(windows, gate).sum(0) * math.prod(gate.shape[1:-1])
 
     def variances(self, kernel: Gaussian) -> Array:
         """Brings the kernel's variances to the form of its slopes."""

@@ -20,6 +20,7 @@ from tvm import relax
 import jaxeff
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.moment_propagation.rules import maximum, near, relu, tail
+from jaxeff.moment_propagation.shared_kernels import Taps
 from jaxeff.nn import LeNet5
 
 FORMS = [
@@ -65,6 +66,7 @@ def emitted(name: str, arrays: list[np.ndarray], **attributes) -> list[np.ndarra
     with bb.function("main", arguments):
         with bb.dataflow():
             results = OPERATORS[name](bb, *arguments, **attributes)
+            results = results if isinstance(results, list) else [results]
             output = bb.emit_output(relax.Tuple(results))
         bb.emit_func_output(output)
     return run(bb.get(), *arrays)
@@ -81,6 +83,43 @@ def test_dense_forms(form):
     results = emitted("jaxeff.pfp_dense", arrays, **vars(form))
     for ours, theirs in zip(results, expected(np.matmul, pairs), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("groups", "inputs", "outputs", "padding", "strides"),
+    [
+        (1, 3, 16, ((1, 1), (0, 2)), (1, 2)),
+        (6, 1, 1, ((1, 1), (1, 1)), (1, 1)),
+        (2, 3, 4, ((0, 0), (0, 0)), (2, 1)),
+    ],
+)
+def test_averages_and_products_of_windows_are_those_of_their_rule(
+    groups, inputs, outputs, padding, strides
+):
+    sizes, apart, image = (3, 2), (1, 2), (6, 7)
+    results = tuple(
+        (n + sum(pad) - step * (taps - 1) - 1) // stride + 1
+        for n, pad, step, taps, stride in zip(image, padding, apart, sizes, strides, strict=True)
+    )
+    taps = Taps(sizes, results, strides, padding, (1, 1), apart, groups, inputs == outputs == 1)
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    x, gate = normal(2, *image, groups * inputs), normal(2, *results, groups * outputs)
+    kernels = normal(2, 6, inputs, groups, outputs)
+    window = {
+        "sizes": sizes, "results": results, "strides": strides, "dilation": apart,
+        "padding": [n for pair in padding for n in pair], "groups": groups,
+    }  # fmt: skip
+    windows = taps.windows(jnp.asarray(x))
+    for name, given_, expected_ in (
+        ("jaxeff.window_averages", gate, taps.averages(windows, gate)),
+        ("jaxeff.window_products", kernels, taps.products(windows, kernels)),
+    ):
+        (ours,) = emitted(name, [x, given_], **window)
+        np.testing.assert_allclose(ours, expected_, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -345,9 +345,140 @@ def _weights(bb: relax.BlockBuilder, form: Form, tensors: Sequence[relax.Expr]) 
     return [mean, second, *bias]
 
 
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What a kernel reads at each position of its result, as composites' attributes say it.
+
+    Attributes:
+        sizes: the number of taps by axis.
+        results: the number of positions of the result by axis.
+        strides: the steps of positions.
+        padding: zeros before and behind the image, by axis, in one list.
+        dilation: the steps of taps.
+        groups: groups of channels that see only their own.
+    """
+
+    sizes: Sequence[int]
+    results: Sequence[int]
+    strides: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+    def padded(self, x: te.Tensor) -> te.Tensor:
+        """Writes an image (N, *sizes, C) with zeros around it, in TE."""
+        before, behind = self.padding[::2], self.padding[1::2]
+        if not any(self.padding):
+            return x
+        batch, *sizes, channels = (int(n) for n in x.shape)
+        around = zip(sizes, before, behind, strict=True)
+        shape = (batch, *(low + n + high for n, low, high in around), channels)
+
+        def element(*at: tirx.Expr) -> tirx.Expr:
+            places = [i - low for i, low in zip(at[1:-1], before, strict=True)]
+            inside = [
+                limit for i, n in zip(places, sizes, strict=True) for limit in (i >= 0, i < n)
+            ]
+            read = x(at[0], *places, at[-1])
+            return tirx.if_then_else(tirx.all(*inside), read, tirx.const(0, x.dtype))
+
+        return te.compute(shape, element, name="padded")
+
+    def read(self, position: Sequence[tirx.Expr], tap: Sequence[tirx.Expr]) -> list[tirx.Expr]:
+        """Returns where in the padded image a tap reads at a position."""
+        steps = zip(position, self.strides, tap, self.dilation, strict=True)
+        return [i * stride + t * apart for i, stride, t, apart in steps]
+
+
+def window_averages(window: Window, x: te.Tensor, gate: te.Tensor) -> te.Tensor:
+    """Writes what each tap reads on average, weighted by a gate, in TE.
+
+    Args:
+        window: what is read.
+        x: image (N, *sizes, C).
+        gate: (N, *results, O).
+
+    Returns:
+        (N, *taps, C / groups, groups, O / groups), without axes of length one behind the taps.
+    """
+    image, groups = window.padded(x), window.groups
+    batch, inputs, outputs = int(x.shape[0]), int(x.shape[-1]) // groups, int(gate.shape[-1])
+    of_group, rank = outputs // groups, len(window.sizes)
+    share = tirx.const(1 / math.prod(window.results), x.dtype)
+    shape = [n for n in (inputs, groups, of_group) if n > 1] or [1]
+    axes = [te.reduce_axis((0, n), name=f"k{i}") for i, n in enumerate(window.results)]
+
+    def element(*at: tirx.Expr) -> tirx.Expr:
+        rest = iter(at[1 + rank :])
+        i, g, o = (next(rest) if n > 1 else 0 for n in (inputs, groups, of_group))
+        places = window.read(axes, at[1 : 1 + rank])
+        read = image(at[0], *places, g * inputs + i)
+        return te.sum(read * gate(at[0], *axes, g * of_group + o), axis=axes)
+
+    total = te.compute((batch, *window.sizes, *shape), element, name="averages")
+    return te.compute(total.shape, lambda *at: total(*at) * share, name="share")
+
+
+def window_products(window: Window, x: te.Tensor, kernels: te.Tensor) -> te.Tensor:
+    """Writes the product of an image with a kernel for each example, in TE.
+
+    Args:
+        window: what is read.
+        x: image (N, *sizes, C).
+        kernels: (N, *taps, C / groups, O).
+
+    Returns:
+        (N, *results, O).
+    """
+    image, rank = window.padded(x), len(window.sizes)
+    inputs, outputs = (int(n) for n in kernels.shape[-2:])
+    of_group = outputs // window.groups
+    axes = [te.reduce_axis((0, n), name=f"k{i}") for i, n in enumerate((*window.sizes, inputs))]
+
+    def element(*at: tirx.Expr) -> tirx.Expr:
+        channel = axes[-1]
+        if window.groups > 1:
+            channel = tirx.indexdiv(at[-1], of_group) * inputs + channel
+        read = image(at[0], *window.read(at[1 : 1 + rank], axes[:rank]), channel)
+        return te.sum(read * kernels(at[0], *axes, at[-1]), axis=axes)
+
+    return te.compute((int(x.shape[0]), *window.results, outputs), element, name="products")
+
+
+def _window_averages(
+    bb: relax.BlockBuilder, x: relax.Expr, gate: relax.Expr, **attributes: Any
+) -> relax.Expr:
+    window = Window(**attributes)
+    result = bb.emit_te(
+        lambda *t: window_averages(window, *t), x, gate, primfunc_name_hint="window_averages"
+    )
+    batch, inputs, outputs = (int(n) for n in (x.ty.shape[0], x.ty.shape[-1], gate.ty.shape[-1]))
+    groups, taps = window.groups, math.prod(window.sizes)
+    shape = (batch, taps, inputs // groups, groups, outputs // groups)
+    return bb.emit(relax.op.reshape(result, shape))
+
+
+def _window_products(
+    bb: relax.BlockBuilder, x: relax.Expr, kernels: relax.Expr, **attributes: Any
+) -> relax.Expr:
+    window = Window(**attributes)
+    batch, _, inputs, groups, outputs = (int(n) for n in kernels.ty.shape)
+    shape = (batch, *window.sizes, inputs, groups * outputs)
+    by_tap = bb.emit(relax.op.reshape(kernels, shape))
+    result = bb.emit_te(
+        lambda *t: window_products(window, *t), x, by_tap, primfunc_name_hint="window_products"
+    )
+    # A depthwise kernel's result has its positions, another's has them in one axis.
+    depthwise = inputs == outputs == 1
+    shape = (batch, *window.results) if depthwise else (batch, math.prod(window.results))
+    return bb.emit(relax.op.reshape(result, (*shape, groups * outputs)))
+
+
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     "jaxeff.pfp_dense": _dense,
     "jaxeff.pfp_conv2d": _conv2d,
+    "jaxeff.window_averages": _window_averages,
+    "jaxeff.window_products": _window_products,
 }
 
 

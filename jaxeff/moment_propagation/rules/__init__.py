@@ -11,6 +11,7 @@ from jaxeff.moment_propagation.rules._activations import composite as composite
 from jaxeff.moment_propagation.rules._activations import exponential as exponential
 from jaxeff.moment_propagation.rules._activations import gauss_legendre as gauss_legendre
 from jaxeff.moment_propagation.rules._activations import gauss_pair as gauss_pair
+from jaxeff.moment_propagation.rules._activations import is_uniform as is_uniform
 from jaxeff.moment_propagation.rules._activations import piecewise as piecewise
 from jaxeff.moment_propagation.rules._activations import relu as relu
 from jaxeff.moment_propagation.rules._arithmetic import bilinear as bilinear

@@ -26,7 +26,13 @@ Names, operands and attributes are a contract with `jaxeff_export.operators`:
         operands; q_axes, k_axes, v_axes, scores_axes, result_axes (a letter for each axis),
         softmax_axes
 
-Every result is (mean, variance); operands and results are of one dtype, float32 or float64.
+    jaxeff.window_averages  x gate; x (N, *sizes, C), gate (N, *results, O): what each tap reads,
+                         times the gate, on average; (N, taps, C / groups, groups, O / groups)
+        sizes (of the kernel), results, strides, dilation, groups; padding as above
+    jaxeff.window_products  x kernels; kernels as those averages: a kernel for each example
+        the same; depthwise (N, *results, O), else (N, positions, O)
+
+Other results are (mean, variance); operands and results are of one dtype, float32 or float64.
 
 Sharp edges
 - A layer of another form, one with a rule of the user's own, and one that only its bias makes
@@ -107,7 +113,7 @@ def composite(
         *operands: Arrays. Unless all are of one dtype, float32 or float64, there is no composite.
         **attributes: Attributes of the operator beside the operands' shapes.
     """
-    if not _is_uniform(operands):
+    if not is_uniform(operands):
         return rule(*operands)
 
     return _values.Gaussian(*_compat.export_composite(rule, operands, f"jaxeff.{name}", attributes))
@@ -134,7 +140,7 @@ def activation(name: str) -> Callable[[Callable[[_values.Gaussian], _values.Gaus
     return decorate
 
 
-def _is_uniform(operands: Sequence[Any]) -> bool:
+def is_uniform(operands: Sequence[Any]) -> bool:
     """Returns whether arrays are all of one dtype that operators are made for."""
     dtypes = {str(jnp.result_type(operand)) for operand in operands}
     return len(dtypes) == 1 and dtypes <= set(_DTYPES)

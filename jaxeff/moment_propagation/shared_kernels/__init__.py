@@ -3,6 +3,7 @@
 from jaxeff.moment_propagation.shared_kernels._layouts import (
     PositionContraction as PositionContraction,
 )
+from jaxeff.moment_propagation.shared_kernels._layouts import Taps as Taps
 from jaxeff.moment_propagation.shared_kernels._layouts import Windows as Windows
 from jaxeff.moment_propagation.shared_kernels._layouts import canonical as canonical
 from jaxeff.moment_propagation.shared_kernels._layouts import (

@@ -596,7 +596,7 @@ def variance_of(terms: Sequence[_terms.NoiseTerm], by: _terms.LinearMap | None =
 def _of_kernel(by: _terms.LinearMap, term: _terms.ContractionTerm) -> Array:
     """Computes what a kernel's own noise adds, a weight of each channel after the other."""
     read, gate = term.read, term.gate
-    windows = read.windows(term.image)
+    windows = read.taps.windows(term.image)
     deviations = _terms.root(read.by_group(term.kernel[1]))
     # An array for each tap, or one with taps and the channels of a group as axes.
     rows = (

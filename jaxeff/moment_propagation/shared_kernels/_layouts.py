@@ -13,18 +13,21 @@ what the kernel's own noise adds.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from jaxeff.core import jax_internals
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import AFFINE, is_pointwise
+from jaxeff.moment_propagation.rules import is_uniform
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Contraction, Node, OperationFamily, Value, axes
 from jaxeff.program.ir import primitives as prim
@@ -292,6 +295,42 @@ class PositionContraction:
         shape = batch, self.groups, inputs // self.groups, self.groups, outputs // self.groups
         return jnp.einsum("bgigo->bigo", matrix.reshape(shape))
 
+    @functools.cached_property
+    def taps(self) -> Taps:
+        """What its kernel reads at each position of its result."""
+        c, q = self.contraction, self.node.params
+        if not c.is_convolution:
+            return Taps()
+        sizes, results = (tuple(c.shapes[k][axis] for axis in c.window(k)) for k in (1, 2))
+        return Taps(
+            sizes, results, tuple(q["window_strides"]), tuple(q["padding"]),
+            tuple(q["lhs_dilation"]), tuple(q["rhs_dilation"]), self.groups, self.is_depthwise,
+        )  # fmt: skip
+
+
+class Taps(NamedTuple):
+    """What a kernel reads of an image, `[batch, *positions, channels]`, at each of its positions.
+
+    Attributes:
+        sizes: The number of taps by axis; none for a dense layer, which reads its own position.
+        results: The number of the result's positions by axis.
+        strides: The steps of the result's positions.
+        padding: The zeros before and behind the image, by axis.
+        spread: The steps of the image's entries, between which are zeros.
+        apart: The steps of taps.
+        groups: The number of groups of channels.
+        is_depthwise: Whether every channel of the result is made of one channel of its own.
+    """
+
+    sizes: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    padding: tuple[tuple[int, int], ...] = ()
+    spread: tuple[int, ...] = ()
+    apart: tuple[int, ...] = ()
+    groups: int = 1
+    is_depthwise: bool = False
+
     def windows(self, x: Array) -> Windows:
         """Reads what each tap reads at each of the result's positions.
 
@@ -302,15 +341,13 @@ class PositionContraction:
             `[batch, positions, taps, groups, channels of a group]`; of a depthwise kernel an array
             of the result's shape for each tap, which is no copy.
         """
-        q, c, last = self.node.params, self.contraction, x.ndim - 1
         taps = [x]
-        if c.is_convolution:
-            around = [(*q["padding"][i], q["lhs_dilation"][i] - 1) for i in range(last - 1)]
+        if not self._reads_its_own_position:
+            around = [(*pad, n - 1) for pad, n in zip(self.padding, self.spread, strict=True)]
             taps = [lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *around, (0, 0, 0)])]
-            for axis in range(last - 1):
-                size, results = (c.shapes[k][c.window(k)[axis]] for k in (1, 2))
-                stride, apart = q["window_strides"][axis], q["rhs_dilation"][axis]
-                end = (results - 1) * stride + 1
+            for axis, size in enumerate(self.sizes):
+                stride, apart = self.strides[axis], self.apart[axis]
+                end = (self.results[axis] - 1) * stride + 1
                 taps = [
                     lax.slice_in_dim(each, i, i + end, stride, axis + 1)
                     for each in taps
@@ -319,11 +356,17 @@ class PositionContraction:
                 taps = taps if self.is_depthwise else [jnp.stack(taps, -2)]
         if self.is_depthwise:
             return tuple(taps)
-        places = math.prod(c.shapes[2][i] for i in c.window(2)) if c.is_convolution else -1
-        shape = (x.shape[0], places, -1) if c.is_convolution else (x.shape[0], places, 1)
-        return taps[0].reshape(*shape, self.groups, x.shape[-1] // self.groups)
+        places = math.prod(self.results) if self.sizes else math.prod(x.shape[1:-1])
+        count = math.prod(self.sizes)
+        return taps[0].reshape(len(x), places, count, self.groups, x.shape[-1] // self.groups)
 
-    def let_through(self, windows: Windows, gate: Array) -> Array:
+    @property
+    def _reads_its_own_position(self) -> bool:
+        ones = (1,) * len(self.sizes)
+        unmoved = self.sizes == self.strides == self.spread == ones
+        return unmoved and not any(map(any, self.padding))
+
+    def averages(self, windows: Windows, gate: Array) -> Array:
         """Averages what each tap reads, weighted by how much of each result goes on.
 
         Args:
@@ -338,26 +381,62 @@ class PositionContraction:
             averages = jnp.stack([(tap * gate).mean(axes) for tap in windows], 1)
             return averages[:, :, None, :, None]
         batch, places, taps, _, inputs = windows.shape
-        gates = gate.reshape(batch, places, self.groups, -1) / places
+        gates = gate.reshape(batch, places, self.groups, -1)
         if self.groups > 1:
-            return jnp.einsum("bptgi,bpgo->btigo", windows, gates)
+            return jnp.einsum("bptgi,bpgo->btigo", windows, gates) / places
         # A batch of plain matrices, which compilers have fast code for.
         rows, columns = windows.reshape(batch, places, -1), gates[:, :, 0]
-        result = jnp.swapaxes(jnp.einsum("bpo,bpk->bok", columns, rows), 1, 2)
+        result = jnp.einsum("bpk,bpo->bko", rows, columns) / places
         return result.reshape(batch, taps, inputs, 1, -1)
 
-    def apply_to_windows(self, windows: Windows, kernels: Array, like: Array) -> Array:
-        """Contracts windows with a kernel for each example, as `let_through` returns them."""
+    def products(self, windows: Windows, kernels: Array) -> Array:
+        """Contracts windows with a kernel for each example, as `averages` returns them.
+
+        Returns:
+            `[batch, positions, out]`; of a depthwise kernel `[batch, *positions, out]`.
+        """
         if isinstance(windows, tuple):
-            of_tap = kernels.reshape(*kernels.shape[:2], *(1,) * (like.ndim - 2), -1)
+            ones = (1,) * (windows[0].ndim - 2)
+            of_tap = kernels.reshape(*kernels.shape[:2], *ones, -1)
             return functools.reduce(lax.add, [tap * of_tap[:, i] for i, tap in enumerate(windows)])
         batch, places = windows.shape[:2]
         if self.groups > 1:
-            products = jnp.einsum("bptgi,btigo->bpgo", windows, kernels)
-        else:
-            rows = windows.reshape(batch, places, -1)
-            products = rows @ kernels.reshape(batch, rows.shape[-1], -1)
-        return products.reshape(like.shape)
+            product = jnp.einsum("bptgi,btigo->bpgo", windows, kernels)
+            return product.reshape(batch, places, -1)
+        rows = windows.reshape(batch, places, -1)
+        return rows @ kernels.reshape(batch, rows.shape[-1], -1)
+
+    def let_through(self, image: Array, gate: Array) -> Array:
+        """Averages what each tap reads of an image, as `averages` does of its windows."""
+        return self._operator("window_averages", _averages_of(self), image, gate)
+
+    def apply(self, image: Array, kernels: Array, like: Array) -> Array:
+        """Contracts an image with a kernel for each example, to an array of another's shape."""
+        product = self._operator("window_products", _products_of(self), image, kernels)
+        return product.reshape(like.shape)
+
+    def _operator(self, name: str, rule: Callable[..., Array], *operands: Array) -> Array:
+        """Evaluates a function of windows; exported, it is an operator that copies none."""
+        plain = self._reads_its_own_position or max(self.spread) > 1 or not is_uniform(operands)
+        if plain:
+            return rule(*operands)
+        window = {
+            "sizes": self.sizes, "results": self.results, "strides": self.strides,
+            "padding": tuple(itertools.chain(*self.padding)), "dilation": self.apart,
+            "groups": self.groups,
+        }  # fmt: skip
+        return jax_internals.export_composite(rule, operands, f"jaxeff.{name}", window)[0]
+
+
+@functools.lru_cache
+def _averages_of(taps: Taps) -> Callable[[Array, Array], Array]:
+    # Kept, so that equal layers are traced once.
+    return lambda image, gate: taps.averages(taps.windows(image), gate)
+
+
+@functools.lru_cache
+def _products_of(taps: Taps) -> Callable[[Array, Array], Array]:
+    return lambda image, kernels: taps.products(taps.windows(image), kernels)
 
 
 Windows = Array | tuple[Array, ...]

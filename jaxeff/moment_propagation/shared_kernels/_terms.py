@@ -268,26 +268,24 @@ class ContractionTerm:
     def marginalise(self, weight: Array | float = 1.0) -> Reached:
         """Computes what reaches the mean of the entries times a weight."""
         read, gate, (w, v) = self.read, self.gate, self.kernel
-        by_group = read.by_group(v)
-        windows = read.windows(self.image)
-        let_through = read.let_through(windows, gate * weight)
-        of_kernel = by_group * let_through
-        squares = of_kernel * let_through
-        entries = read.apply_to_windows(windows, of_kernel, gate)
+        taps, by_group = read.taps, read.by_group(v)
+        of_kernel = by_group * taps.let_through(self.image, gate * weight)
+        entries = gate * taps.apply(self.image, of_kernel, gate)
+        # The sum of v L^2 over weights, of which L v is in the entries.
+        unshared = jnp.maximum(mean_over_positions(entries * weight), 0)
         if self.through is None:
-            unshared = layouts.over_taps(squares).sum(1).reshape(len(gate), -1)
-            return Reached(None, unshared, lambda _: gate * entries)
-        amplitude, s = read.windows(self.through[0]), self.through[1]
-        reached = read.let_through(amplitude, gate * weight)
+            return Reached(None, unshared, lambda _: entries)
+        amplitude, s = self.through
+        reached = taps.let_through(amplitude, gate * weight)
         varied = reached * by_group * _by_group(read, s)
-        unshared = layouts.over_taps(squares + varied * reached).sum(1).reshape(len(gate), -1)
+        more = layouts.over_taps(varied * reached).sum(1).reshape(len(gate), -1)
 
         def covariance(of_source: Array | None) -> Array:
             assert of_source is not None
             kernels = read.by_group(w) * read.apart(jnp.swapaxes(of_source, 1, 2))[:, None] + varied
-            return gate * (entries + read.apply_to_windows(amplitude, kernels, gate))
+            return entries + gate * taps.apply(amplitude, kernels, gate)
 
-        return Reached(read.slopes(w, reached), unshared, covariance)
+        return Reached(read.slopes(w, reached), unshared + more, covariance)
 
 
 @dataclass(frozen=True)
