@@ -342,6 +342,15 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
             loops[-2:] = [sch.fuse(*loops[-2:])]
     if threads and len(loops) > 1:
         sch.parallel(sch.fuse(*loops[:-1]))
+    # A short loop LLVM unrolls before it looks for vectors, and then gathers along the next one.
+    if (
+        machine.lanes > 1
+        and extents[-1] <= LONG
+        and extents[-1] % machine.lanes == 0
+        and not is_dear(sch.get(block))
+        and _vectorizable(sch, block)
+    ):
+        sch.vectorize(_split(sch, loops[-1], machine.lanes)[1])
 
 
 def _wraps_in_a_vector(extent: int, machine: Machine) -> bool:

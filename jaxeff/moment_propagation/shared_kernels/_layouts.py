@@ -292,6 +292,10 @@ class PositionContraction:
     def apart(self, matrix: Array) -> Array:
         """Takes the matrices of groups out of one, `[batch, in, out]`: `joined` turned round."""
         batch, inputs, outputs = matrix.shape
+        if self.groups == 1:
+            return matrix[:, :, None]
+        if self.is_depthwise:
+            return jnp.einsum("bcc->bc", matrix)[:, None, :, None]
         shape = batch, self.groups, inputs // self.groups, self.groups, outputs // self.groups
         return jnp.einsum("bgigo->bigo", matrix.reshape(shape))
 
@@ -383,10 +387,10 @@ class Taps(NamedTuple):
         batch, places, taps, _, inputs = windows.shape
         gates = gate.reshape(batch, places, self.groups, -1)
         if self.groups > 1:
-            return jnp.einsum("bptgi,bpgo->btigo", windows, gates) / places
+            return jnp.einsum("bptgi,bpgo->btigo", windows, gates) * (1 / places)
         # A batch of plain matrices, which compilers have fast code for.
         rows, columns = windows.reshape(batch, places, -1), gates[:, :, 0]
-        result = jnp.einsum("bpk,bpo->bko", rows, columns) / places
+        result = jnp.einsum("bpk,bpo->bko", rows, columns) * (1 / places)
         return result.reshape(batch, taps, inputs, 1, -1)
 
     def products(self, windows: Windows, kernels: Array) -> Array:
