@@ -92,6 +92,19 @@ def test_short_rows_of_whole_arrays_are_one_loop():
     assert extents == [x.size]
 
 
+def test_short_loops_over_channels_are_vectors():
+    """LLVM would unroll 32 turns before it looks for vectors, and gather along the next loop."""
+
+    def f(w, x):
+        return x * w[:, None] + w
+
+    w, x = np.linspace(-1, 1, 32, dtype=np.float32), np.ones((3, 32, 32), np.float32)
+    mod = schedule_module(import_stablehlo(export(f, w, x)), {"kind": "llvm", "mcpu": "haswell"})
+    vectors = [loop for loop in loops_of(mod) if loop.kind == tirx.ForKind.VECTORIZED]
+    assert {int(loop.extent) for loop in vectors} == {8}
+    assert_agrees(f, w, x)
+
+
 @pytest.mark.parametrize("columns", [2048, 1000])
 def test_partial_results_of_a_reduction_are_vectors(columns):
     """Each of them is otherwise walked alone, since LLVM doesn't exchange such loops."""
