@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxeff.compression import dequantize, fake_quantize, grid, quantize, value_range
+from jaxeff.compression import (
+    dequantize,
+    fake_quantize,
+    grid,
+    quantize,
+    straight_through,
+    value_range,
+)
 
 FINITE = st.floats(-1e6, 1e6, width=32).map(lambda v: 0.0 if abs(v) < 1e-30 else v)
 ARRAYS = hnp.arrays(np.float32, st.sampled_from([2, 33]), elements=FINITE)
@@ -135,6 +142,41 @@ def test_gradient_is_straight_through(symmetric):
     own_range = jax.grad(lambda x: fake_quantize(x, 3, *value_range(x), symmetric).sum())
     np.testing.assert_array_equal(own_range(x), 1)
     np.testing.assert_array_equal(jax.jit(own_range)(x), 1)
+
+
+def test_straight_through_is_one_equation_with_derivatives_of_any_order():
+    x = jnp.array([-0.3, 0.2, jnp.inf])
+    y = jnp.array([-0.5, 0.0, 1.0])
+
+    def squares(x, y):
+        return straight_through(x, y) ** 2
+
+    assert len(jax.make_jaxpr(straight_through)(x, y).eqns) == 1
+    np.testing.assert_array_equal(straight_through(x, y), y)
+    first = jax.grad(lambda x, y: squares(x, y).sum(), (0, 1))(x, y)
+    np.testing.assert_array_equal(first, [2 * y, jnp.zeros(3)])
+    ones = jnp.ones(3)
+
+    def along(x):
+        return jax.jvp(lambda x: squares(x, y), (x,), (ones,))[1]
+
+    np.testing.assert_array_equal(jax.jvp(along, (x,), (ones,))[1], 2 * ones)
+
+
+@pytest.mark.parametrize("symmetric", [False, True, "full"])
+@pytest.mark.parametrize("bits", [1, 4, 16])
+def test_known_ranges_have_the_grid_that_traced_ones_have(bits, symmetric, caplog):
+    ends = np.random.default_rng(bits).normal(size=(2, 7, 13)).astype(np.float32)
+    ends = np.sort(ends * np.float32(10.0) ** np.linspace(-30, 36, 13, dtype=np.float32), 0)
+    ends[:, 0, :3] = [[0, -1, 2], [0, -1, 2]]
+    with jax.log_compiles():
+        known = grid(bits, *ends, symmetric)
+    assert not [r for r in caplog.records if "Compiling" in r.message]  # one range is many programs
+    traced = jax.jit(lambda low, high: grid(bits, low, high, symmetric))(*ends)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), known) == jax.tree.map(
+        lambda a: (a.shape, a.dtype), traced
+    )
+    jax.tree.map(np.testing.assert_array_equal, known, traced)
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, -0.1, 1e-30, 3e38])

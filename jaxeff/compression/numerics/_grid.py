@@ -54,7 +54,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +118,8 @@ def grid(
     core.Width(1, MAX_BITS).check("bits", bits)
     _check_range("grid", low, high)
     dtype = wide_dtype(low, high)
+    if isinstance(bits, int) and core.is_concrete(low) and core.is_concrete(high):
+        return _of_numbers(np.asarray(low, dtype), np.asarray(high, dtype), bits, symmetric)
     low, high = jnp.broadcast_arrays(jnp.asarray(low, dtype), jnp.asarray(high, dtype))
     if not isinstance(bits, int):
         # Widths per channel give a range of the tensor an axis of channels.
@@ -137,7 +139,7 @@ def _check_range(where: str, low: Any, high: Any) -> None:
     NaN in an array passes, so that it shows in what is quantized: ranges are read from data.
     """
     for name, end in (("low", low), ("high", high)):
-        if not isinstance(end, jax.Array):
+        if not isinstance(end, jax.Array | np.ndarray):
             core.check_number(f"{where}: {name}", end)
     if (
         core.is_concrete(low)
@@ -147,16 +149,53 @@ def _check_range(where: str, low: Any, high: Any) -> None:
         raise ValueError(f"{where}: low must be at most high, but they are {low} and {high}.")
 
 
+class _Functions(NamedTuple):
+    """What grids are computed with beside operators."""
+
+    full_like: Callable[..., Any]
+    select: Callable[..., Any]
+    maximum: Callable[..., Any]
+    minimum: Callable[..., Any]
+    nearest: Callable[..., Any]
+    least: Any
+
+
+_LAX = _Functions(
+    lax.full_like, lax.select, lax.max, lax.min,
+    functools.partial(lax.round, rounding_method=lax.RoundingMethod.TO_NEAREST_EVEN), 0,
+)  # fmt: skip
+
+
+def _of_numbers(low: Any, high: Any, width: int, symmetric: Symmetry) -> Grid:
+    """Computes `grid` of a known range: a network has many, and compilations are waited for."""
+    # Compiled programs take what is smaller than any normal number for zero.
+    tiny = np.finfo(low.dtype).tiny
+    least = float(np.nextafter(tiny, tiny.dtype.type(0)))
+    xp = _Functions(np.full_like, np.where, np.maximum, np.minimum, np.rint, least)
+    with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
+        low, high = np.broadcast_arrays(
+            *(np.where(np.abs(end) <= least, end * 0, end) for end in (low, high))
+        )
+        return jax.device_put(_numbers(xp, low, high, width, None, symmetric))
+
+
 @functools.partial(jax.jit, static_argnums=(2, 4))
 def _grid(low: Array, high: Array, width: int | None, traced: Any, symmetric: Symmetry) -> Grid:
     """Computes `grid`: compiled, for a network has many arrays of few shapes.
 
     `width` is the bit width if it is a Python number, `traced` otherwise.
     """
+    return _numbers(_LAX, low, high, width, traced, symmetric)
+
+
+def _numbers(
+    xp: _Functions, low: Any, high: Any, width: int | None, traced: Any, symmetric: Symmetry
+) -> Grid:
+    """Computes `grid` of numbers that are known, by NumPy, or of others."""
     bits = traced if width is None else width
 
-    def filled(value: float) -> Array:
-        return lax.full_like(low, value)
+    def filled(value: float) -> Any:
+        return xp.full_like(low, value)
 
     def of_bits(number: Callable[[float], float]) -> Array:
         """Returns a number of `half`, the same bits whether the width is known or traced."""
@@ -170,42 +209,43 @@ def _grid(low: Array, high: Array, width: int | None, traced: Any, symmetric: Sy
     # Steps are written so that fusing, and turning a division by a constant into a product, as
     # compilers do, changes no bit: a step off by an ulp would move every value of the grid.
     none, half = filled(0), of_bits(float)
+    least = filled(xp.least) if xp.least else none
     lower, upper = (of_bits(functools.partial(_end, symmetric, k)) for k in (0, 1))
     if symmetric:
         if symmetric == FULL:
             # The same as the symmetric grid's, and one more on the side that reaches further.
             # How far it reaches below zero is -low, not |low|: a range may lie above zero.
-            further = lax.gt(high, lax.neg(low))
+            further = high > -low
             more = of_bits(lambda h: float(_is_full(h)))
-            upper = lax.select(further, lax.add(upper, more), upper)
-            lower = lax.select(further, lower, lax.sub(lower, more))
-        high = lax.max(lax.abs(low), lax.abs(high))
-        low = lax.mul(none, high)  # a range of no width is the value zero; one of NaN stays NaN
+            upper = xp.select(further, upper + more, upper)
+            lower = xp.select(further, lower, lower - more)
+        high = xp.maximum(abs(low), abs(high))
+        low = none * high  # a range of no width is the value zero; one of NaN stays NaN
         # With one bit the step is the range itself.
-        step = lax.mul(high, of_bits(lambda h: 1 / _steps_to_end(symmetric, h)))
+        step = high * of_bits(lambda h: 1 / _steps_to_end(symmetric, h))
         zero = of_bits(lambda h: 0.5 if h == 1 else 0.0)
     else:
-        single = lax.bitwise_and(lax.eq(low, high), lax.ne(low, none))
-        low, high = lax.min(low, none), lax.max(high, none)
+        single = (low == high) & (low != none)
+        low, high = xp.minimum(low, none), xp.maximum(high, none)
         # Halves are exact: the difference of the ends can't overflow.
-        span = lax.sub(lax.mul(filled(0.5), high), lax.mul(filled(0.5), low))
-        step = lax.mul(span, of_bits(lambda h: 1 / (h - 0.5)))
-        by = lax.select(lax.gt(step, none), step, filled(1))
-        zero = lax.round(lax.div(low, by), lax.RoundingMethod.TO_NEAREST_EVEN)
-        zero = lax.add(zero, half)
+        span = filled(0.5) * high - filled(0.5) * low
+        step = span * of_bits(lambda h: 1 / (h - 0.5))
+        by = xp.select(step > least, step, filled(1))
+        zero = xp.nearest(low / by)
+        zero = zero + half
         # A power of two of steps reaches the one value exactly.
-        exact = lax.mul(lax.sub(high, low), of_bits(lambda h: 1 / h))
-        step = lax.select(single, exact, step)
-        at = lax.select(lax.gt(high, none), half, none)
-        zero = lax.select(single, at, zero)
-        upper = lax.select(single, none, upper)
+        exact = (high - low) * of_bits(lambda h: 1 / h)
+        step = xp.select(single, exact, step)
+        at = xp.select(high > none, half, none)
+        zero = xp.select(single, at, zero)
+        upper = xp.select(single, none, upper)
     # A range of zeros alone: the grid has the one code 0, of the value `low`.
-    wide = lax.gt(step, none)
+    wide = step > least
     return Grid(
-        step=lax.select(wide, step, filled(1)),
-        zero=lax.select(wide, zero, low),
-        lower=lax.select(wide, lower, none),
-        upper=lax.select(wide, upper, none),
+        step=xp.select(wide, step, filled(1)),
+        zero=xp.select(wide, zero, low),
+        lower=xp.select(wide, lower, none),
+        upper=xp.select(wide, upper, none),
     )
 
 
@@ -303,7 +343,22 @@ def straight_through(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Ar
 
     Exactly `y`: x + stop_gradient(y - x) would round, and leave a grid by an ulp.
     """
-    return lax.stop_gradient(y) + (x - lax.stop_gradient(x))
+    dtype, shape = jnp.result_type(x, y), jnp.broadcast_shapes(jnp.shape(x), jnp.shape(y))
+    x, y = (jnp.broadcast_to(jnp.asarray(a, dtype), shape) for a in (x, y))
+    return _in_place_of(x, y)
+
+
+# One equation where nothing is differentiated, as in most programs: stopped gradients, written out,
+# are four, and a subtraction that no compiler may leave out.
+@jax.custom_jvp
+def _in_place_of(x: Array, y: Array) -> Array:
+    del x
+    return y
+
+
+@_in_place_of.defjvp
+def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return _in_place_of(*primals), tangents[0]
 
 
 @core.validate(x=core.real_array(nan=True, empty=True))

@@ -91,7 +91,12 @@ class Uniform(Ranged):
         """Returns the grid; None of an open range without an array."""
         if x is None and self.range is None:
             return None
-        low, high = (jnp.asarray(end, jnp.float32) for end in self._ends(x, tensor))
+        low: Any
+        high: Any
+        low, high = (
+            np.asarray(end, np.float32) if core.is_concrete(end) else jnp.asarray(end, jnp.float32)
+            for end in self._ends(x, tensor)
+        )
         return numerics.grid(self.bits, low, high, self.symmetric)
 
     def is_alike_in_any_shape(self) -> bool:
