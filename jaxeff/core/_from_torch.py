@@ -303,7 +303,23 @@ def _environment() -> Environment:
 
         return convolution
 
+    def with_one_factor(f: Callable[..., Any]) -> Callable[..., Any]:
+        def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, *args: Any) -> Any:
+            *training, _, eps = args
+            if any(training) or mean is None or weight is None:
+                return f(x, weight, bias, mean, var, *args)
+            # torchax multiplies each entry twice, by the inverse deviation and by the weight.
+            channels = [1, -1, *[1] * (x.ndim - 2)]
+            mean, var, weight = (a.reshape(channels) for a in (mean, var, weight))
+            y = (x - mean) * (jax.lax.rsqrt(var + eps) * weight)
+            nothing = jax.numpy.zeros(0, x.dtype)
+            return (y if bias is None else y + bias.reshape(channels)), nothing, nothing
+
+        return batch_norm
+
     replaced(aten.convolution, with_groups_apart)
+    for op in (aten.native_batch_norm, aten._native_batch_norm_legit_no_training):
+        replaced(op, with_one_factor)
     for op in (aten.addmm, aten.addmv):
         replaced(op, without_factors)
     for function, names in _ARGUMENTS.items():

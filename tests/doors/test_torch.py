@@ -499,3 +499,17 @@ def test_a_known_input_of_a_traced_function_is_traced_too(kind):
     np.testing.assert_allclose(slopes["bias"], 4.0)
     with pytest.raises(ValueError, match="too large"):
         f(params, kind(np.full((4, 3), 10, np.float32)))
+
+
+def test_a_batch_norm_multiplies_each_entry_once(net, x):
+    f, params = jaxeff.functional(net.layer1[0].bn1)
+    image = np.repeat(x[:, :1], 8, 1)
+    products = [
+        eqn for eqn in jax.make_jaxpr(f)(params, image).jaxpr.eqns
+        if eqn.primitive.name == "mul" and eqn.outvars[0].aval.shape == image.shape
+    ]  # fmt: skip
+    assert len(products) == 1
+    plain = torch.nn.BatchNorm2d(8, affine=False).eval()
+    np.testing.assert_allclose(
+        jaxeff.functional(plain)[0]({}, image), computed(plain, image), atol=1e-6
+    )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from importer_oracle import assert_agrees, export
 from jax import lax
-from jaxeff_export import import_stablehlo
+from jaxeff_export import deploy, import_stablehlo
 
 FEW = settings(deadline=None, max_examples=10)
 SMALL = st.integers(1, 5)
@@ -110,6 +110,27 @@ def test_long_products_of_batches_are_matmuls(equation, one, other):
     text = str(import_stablehlo(export(product, x, y)))
     assert "R.matmul" in text
     assert "contraction" not in text
+
+
+@pytest.mark.parametrize("product", [
+    lambda w, x: x @ w.T,
+    lambda w, x: lax.dot_general(x, w, (((1,), (1,)), ((), ()))),
+])  # fmt: skip
+def test_a_weight_with_outputs_first_is_transposed_once(product):
+    """As PyTorch has it. Data, and a table that is looked up too, are read as they lie."""
+    w, x = _integers((6, 64), seed=1), _integers((1, 64), seed=2)
+
+    def tied(w, x):
+        return product(w, x) + w[:, 0]
+
+    assert_agrees(product, w, x)
+    texts = [
+        str(import_stablehlo(export(f, w, x), parameters=count))
+        for f, count in ((product, 1), (product, 0), (tied, 1))
+    ]
+    assert ["R.matmul" in text for text in texts] == [True, False, False]
+    (kernel, *_) = deploy(product, (w, x)).profile(number=1, repeat=1)
+    assert "matmul" in kernel.name
 
 
 @pytest.mark.slow

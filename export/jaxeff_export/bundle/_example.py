@@ -124,12 +124,13 @@ def lift(example: Example, target: NamedTarget) -> LiftedModule:
     from jaxeff_export.operators import operators_for
 
     composites = operators_for(target.settings, example.artifact.any_batch)
-    module = import_stablehlo(example.artifact.stablehlo, composites=composites)
-    data = len(example.artifact.inputs) - len(example.bound)
+    bound = len(example.bound)
+    module = import_stablehlo(example.artifact.stablehlo, composites=composites, parameters=bound)
+    data = len(example.artifact.inputs) - bound
     # From the last argument: what is bound before them changes in number.
     module = with_state(module, [(old - data, new) for old, new in example.places])
     # Only the first inputs are bound; what is computed of them alone is done once.
-    return bind_parameters(module, len(example.bound), target.settings)
+    return bind_parameters(module, bound, target.settings)
 
 
 def derive(lifted: LiftedModule, parameters: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -51,9 +51,11 @@ class Emitter:
         self.composites = composites
         self._emitted: dict[_graph.HloValue, relax.Expr] = {}
         self._parameters: list[relax.Var] = []
+        self._bound: frozenset[_graph.HloValue] = frozenset()
 
-    def emit(self, graph: _graph.HloGraph) -> None:
-        """Emits ``graph`` as the function ``main``."""
+    def emit(self, graph: _graph.HloGraph, parameters: int = 0) -> None:
+        """Emits ``graph`` as the function ``main``, whose first arguments are parameters."""
+        self._bound = frozenset(graph.arguments[:parameters])
         self._function(graph, graph.arguments, graph.outputs, unpack=True)
 
     def emit_body(
@@ -97,6 +99,10 @@ class Emitter:
                 alone = unpack and len(tensors) == 1
                 result = self.bb.emit_output(tensors[0] if alone else relax.Tuple(tensors))
             self.bb.emit_func_output(result)
+
+    def is_read_once(self, value: _graph.HloValue) -> bool:
+        """Returns whether a value is a parameter that has one reader: it may be laid out anew."""
+        return value in self._bound and len(value.users) == 1
 
     def tensor(self, value: _graph.HloValue) -> relax.Expr:
         """Returns the tensor of a value, and emits its operands as needed."""

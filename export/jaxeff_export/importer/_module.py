@@ -32,7 +32,10 @@ from jaxeff_export.importer.rules import rewrite
 
 
 def import_stablehlo(
-    source: Source, *, composites: Mapping[str, CompositeRule] | None = None
+    source: Source,
+    *,
+    composites: Mapping[str, CompositeRule] | None = None,
+    parameters: int = 0,
 ) -> tvm.IRModule:
     """Imports a StableHLO module into Relax.
 
@@ -42,6 +45,8 @@ def import_stablehlo(
         composites: lowerings of ``stablehlo.composite`` by name, each called as
             ``lowering(block_builder, *tensors, **attributes)`` and returning one Relax expression
             or a list of them. Composites that are not named here are inlined.
+        parameters: number of leading arguments that are parameters: `bind_parameters` computes
+            once what depends on them alone, so their matrices are transposed at no cost.
 
     Returns:
         A module whose ``main`` takes the arguments of the public function in order, and returns
@@ -58,10 +63,10 @@ def import_stablehlo(
     # Fixed shapes take one import; a symbolic size is inferred from imports at several sizes.
     if not any(_graph.is_dynamic(kind) for kind in arguments):
         legalize(module)
-        return _import(module, composites or {})
+        return _import(module, composites or {}, parameters)
 
     def import_at(size: int) -> tvm.IRModule:
-        return _import(of_size(module, arguments, size), composites or {})
+        return _import(of_size(module, arguments, size), composites or {}, parameters)
 
     try:
         return generalize(import_at)
@@ -73,14 +78,16 @@ def import_stablehlo(
         raise _graph.failure(function, error) from error
 
 
-def _import(module: ir.Module, composites: Mapping[str, CompositeRule]) -> tvm.IRModule:
+def _import(
+    module: ir.Module, composites: Mapping[str, CompositeRule], parameters: int
+) -> tvm.IRModule:
     builder = GraphBuilder(module, known_ops(), set(composites), rewrite)
     with module.context, ir.Location.unknown():
         graph = builder.build()
         emitter = Emitter(composites)
         # A graph with stand-ins would raise errors of its own, which explain nothing.
         if not builder.unsupported:
-            emitter.emit(graph)
+            emitter.emit(graph, parameters)
     unsupported = builder.unsupported + emitter.unsupported
     if unsupported:
         raise _graph.UnsupportedOpError(unsupported)

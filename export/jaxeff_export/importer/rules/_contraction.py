@@ -179,8 +179,10 @@ def _emit_inner(
         return None
     rows = math.prod(lhs.type.shape[:-1])
     innermost = contracted == len(rhs.type.shape) - 1
-    # A pass over rhs to transpose it is repaid by the tiled matmul over several rows.
-    if innermost and len(rhs.type.shape) == 2 and rows >= _TRANSPOSED_ROWS:
+    # A pass over rhs to transpose it is repaid by the tiled matmul over several rows; a weight, as
+    # PyTorch has it, is transposed once and for all.
+    transposed = rows >= _TRANSPOSED_ROWS or e.is_read_once(rhs)
+    if innermost and len(rhs.type.shape) == 2 and transposed:
         right = e.bb.emit(relax.op.permute_dims(e.tensor(rhs)))
         return e.bb.emit(relax.op.matmul(e.tensor(lhs), right))
     if not innermost:  # it may be a transpose of what was
@@ -190,6 +192,8 @@ def _emit_inner(
         if integers(source.op, "permutation") != [1, 0]:
             return None
         rhs = source.operands[0]
+        if e.is_read_once(rhs):
+            return None
     lanes = lanes_of(lhs.type.shape[-1])
     return e.te(_inner_products(lanes), lhs, rhs, name="contraction") if lanes else None
 
