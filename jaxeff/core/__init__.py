@@ -49,9 +49,9 @@ from jaxeff.core._checks import string_mapping as string_mapping
 from jaxeff.core._checks import string_sequence as string_sequence
 from jaxeff.core._checks import supervised_data as supervised_data
 from jaxeff.core._checks import validate as validate
-from jaxeff.core._from_flax import Kept as Kept
-from jaxeff.core._from_flax import LibraryModel as LibraryModel
-from jaxeff.core._from_flax import groups_left as groups_left
+from jaxeff.core._from_jax import Kept as Kept
+from jaxeff.core._from_jax import LibraryModel as LibraryModel
+from jaxeff.core._from_jax import groups_left as groups_left
 from jaxeff.core._functional import NEW_STATE_TAG as NEW_STATE_TAG
 from jaxeff.core._functional import STATE_TAG as STATE_TAG
 from jaxeff.core._functional import functional as functional

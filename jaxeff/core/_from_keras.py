@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from jaxeff.core._from_flax import Kept, Leaves, LibraryModel, Method, groups_left
+from jaxeff.core._from_jax import Kept, Leaves, LibraryModel, Method, groups_left
 
 _SIZES = {"Dense": "units", "Conv1D": "filters", "Conv2D": "filters", "Conv3D": "filters",
           "SeparableConv1D": "filters", "SeparableConv2D": "filters",

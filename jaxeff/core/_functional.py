@@ -60,10 +60,18 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxeff.core import _from_flax as from_flax
+from jaxeff.core import _from_jax as from_jax
 from jaxeff.core._arguments import check_key, is_of
 from jaxeff.core._checks import parameter_tree, validate
-from jaxeff.core._from_flax import LibraryModel, Method, TrainingModeWarning, flatten, nest
+from jaxeff.core._from_jax import (
+    ChannelPlan,
+    Kept,
+    LibraryModel,
+    Method,
+    TrainingModeWarning,
+    flatten,
+    nest,
+)
 
 __all__ = ["NEW_STATE_TAG", "STATE_TAG", "TrainingModeWarning", "functional", "restore"]
 
@@ -166,8 +174,8 @@ def functional(
             )
 
     if isinstance(model, nnx.Module) and method is None:
-        dropping = [] if keyed else from_flax.random_layers(model)
-        from_flax.warn_of_training_mode(name, dropping, from_flax.batch_layers(model))
+        dropping = [] if keyed else from_jax.random_layers(model)
+        from_jax.warn_of_training_mode(name, dropping, from_jax.batch_layers(model))
 
     def infer(key: Any, params: Params, /, *args: Any, **kwargs: Any) -> Any:
         fitted = _fit(params, expected_params, "parameter", name)
@@ -184,7 +192,11 @@ def functional(
 
 @validate(params=parameter_tree)
 def restore(
-    model: Any, params: Params, state: State | None = None, *args: Any, plan: Any = None
+    model: Any,
+    params: Params,
+    state: State | None = None,
+    *args: Any,
+    plan: ChannelPlan | None = None,
 ) -> Any:
     """Makes a model of the author's own kind that holds other parameters: `functional`'s way back.
 
@@ -215,7 +227,7 @@ def restore(
             "makes them."
         )
     reading = _read(model, args, None, keyed=False, mutable=False)
-    kept = {}
+    kept: Kept = {}
     if plan is not None:
         if not hasattr(plan, "check_small"):
             raise TypeError(
@@ -261,7 +273,7 @@ def _read(
     if isinstance(model, nn.Module):
         if len(args) > 1:
             raise TypeError(f"functional: {name} takes its variables alone, not {len(args)} more.")
-        return from_flax.read_linen(model, args[0] if args else None, method, mutable)
+        return from_jax.read_linen(model, args[0] if args else None, method, mutable)
     if is_of(model, "keras", "Model"):
         from jaxeff.core._from_keras import read_keras  # Keras is imported only for its models
 
@@ -272,15 +284,13 @@ def _read(
             f"{name} is a module that holds its own variables: call functional(model)."
         )
     if isinstance(model, nnx.Module):
-        return from_flax.read_nnx(model, method, keyed, mutable)
+        return from_jax.read_nnx(model, method, keyed, mutable)
     if is_of(model, "torch.nn", "Module"):
         from jaxeff.core._from_torch import read_torch  # PyTorch is imported only for its models
 
         return read_torch(model, method, keyed, mutable)
     if is_of(model, "equinox", "Module"):
-        from jaxeff.core._from_equinox import read_equinox  # Equinox, only for its models
-
-        return read_equinox(model, method, keyed, mutable)
+        return from_jax.read_equinox(model, method, keyed, mutable)
     if _is_onnx_path(model) or is_of(model, "onnx", "ModelProto"):
         try:
             # ONNX is read beside where it is written, in a package that this one runs without and

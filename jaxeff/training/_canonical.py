@@ -44,7 +44,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxeff.core import ClosedJaxpr, JaxprEqn, bind, primitives, pure_function, validate
-from jaxeff.program.ir import Contraction, Scan, walk
+from jaxeff.program.ir import Contraction, Scan, convolved_channels_last, walk
 
 
 @validate(f=pure_function)
@@ -65,7 +65,7 @@ def canonical_convolutions(f: Callable[..., Any], *, products: bool = False) -> 
     def canonical(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
         outputs = _evaluate(
-            closed, jax.tree.leaves(args), _product if products else Contraction.in_channels_last
+            closed, jax.tree.leaves(args), _product if products else convolved_channels_last
         )
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
@@ -95,7 +95,7 @@ def _evaluate(closed: ClosedJaxpr, values: list[Any], convolve: Convolve) -> lis
 
 def _apply(eqn: JaxprEqn, values: list[Any], convolve: Convolve) -> list[Any]:
     if eqn.primitive is primitives.conv_general_dilated_p:
-        return [convolve(Contraction.of(eqn), *values)]
+        return [convolve(eqn, *values)]
     # Not custom derivatives: evaluated inside, they would lose theirs.
     if eqn.primitive in (primitives.jit_p, primitives.closed_call_p):
         inner = eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
@@ -105,14 +105,14 @@ def _apply(eqn: JaxprEqn, values: list[Any], convolve: Convolve) -> list[Any]:
     return bind(eqn, *values)
 
 
-def _product(contraction: Contraction, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+def _product(eqn: JaxprEqn, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
     """Computes a convolution over one channel as the kernel's columns times all patches."""
-    params = contraction.params
+    contraction, params = Contraction.of(eqn), eqn.params
     (batch, feature, *space), (out, into, *taps), result = contraction.layouts
     dilated = any(n != 1 for n in (*params["lhs_dilation"], *params["rhs_dilation"]))
     grouped = params["feature_group_count"] * params["batch_group_count"] > 1
     if kernel.shape[into] != 1 or dilated or grouped:
-        return contraction.in_channels_last(inputs, kernel)
+        return convolved_channels_last(eqn, inputs, kernel)
     image = jax.lax.squeeze(jax.lax.transpose(inputs, (feature, batch, *space)), (0,))
     # Padding once, so that every tap is a plain strided slice of the same image.
     borders = [(0, 0, 0), *((*pad, 0) for pad in params["padding"])]

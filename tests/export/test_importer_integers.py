@@ -12,7 +12,7 @@ from importer_oracle import assert_agrees
 from jax import lax
 
 from jaxeff.core import functional
-from jaxeff.core._from_flax import TrainingModeWarning
+from jaxeff.core._from_jax import TrainingModeWarning
 
 
 @pytest.fixture(autouse=True)

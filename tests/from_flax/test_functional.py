@@ -12,7 +12,7 @@ from flax import nnx
 
 import jaxeff
 from jaxeff.core import functional
-from jaxeff.core._from_flax import TrainingModeWarning
+from jaxeff.core._from_jax import TrainingModeWarning
 from jaxeff.nn import MLP
 from tests.edited import DELETED, with_edit
 

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from jaxeff.core import functional
-from jaxeff.core._from_flax import TrainingModeWarning
+from jaxeff.core._from_jax import TrainingModeWarning
 from jaxeff.moment_propagation import Gaussian, MomentsError, assumptions, moments
 from jaxeff.moment_propagation.rules._normalization import (
     centred,

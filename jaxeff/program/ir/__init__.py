@@ -6,6 +6,7 @@ from jaxeff.program.ir._axes import Axes as Axes
 from jaxeff.program.ir._axes import Contraction as Contraction
 from jaxeff.program.ir._axes import extent as extent
 from jaxeff.program.ir._channels_last import channels_last as channels_last
+from jaxeff.program.ir._channels_last import convolved_channels_last as convolved_channels_last
 from jaxeff.program.ir._channels_last import turns as turns
 from jaxeff.program.ir._graph import DRAWN_TAG as DRAWN_TAG
 from jaxeff.program.ir._graph import KINDS as KINDS

@@ -171,20 +171,6 @@ class Contraction:
         plain = self.summed(0) == (last,) and self.summed(1) == (0,)
         return plain and not self.batch(0) and len(self.shapes[1]) == 2
 
-    def in_channels_last(self, x: Any, kernel: Any) -> Any:
-        """Computes a convolution with channels last, of operands in its own layout.
-
-        Returns:
-            The result, in its own layout.
-        """
-        # Transposed outside of the convolution: those of two layers of one layout cancel.
-        (n, c, *places), (o, i, *taps), (rows, columns, *positions) = self.layouts
-        params = {**self.params, "dimension_numbers": channels_last_numbers(len(places) + 2)}
-        y = prim.p.conv_general_dilated_p.bind(
-            lax.transpose(x, (n, *places, c)), lax.transpose(kernel, (*taps, i, o)), **params
-        )
-        return lax.transpose(y, inverse((rows, *positions, columns)))
-
     @property
     def groups(self) -> int:
         """The number of matrices."""

@@ -180,6 +180,11 @@ def _evaluated(
     return bind(eqn, *map(_plain, operands)) if results is None else results
 
 
+def convolved_channels_last(eqn: JaxprEqn, image: Any, kernel: Any) -> Any:
+    """Computes one convolution with channels last, of operands and a result in its own layout."""
+    return _plain(_convolved(eqn, [image, kernel], True))
+
+
 def _convolved(eqn: JaxprEqn, operands: Sequence[Any], turned_kernel: bool) -> Any:
     contraction, (image, kernel) = Contraction.of(eqn), operands
     (n, c, *places), (o, i, *taps), (rows, columns, *positions) = contraction.layouts

@@ -1,4 +1,4 @@
-"""Models as runners and arrays by path (`LibraryModel`), and how Flax's, NNX and Linen, are read.
+"""Models as runners and arrays by path (`LibraryModel`); how those of Flax and Equinox are read.
 
 A dropout layer draws from a stream of random numbers that the model holds, and a batch norm in
 training normalizes by its batch and writes its statistics. A function that closes over the model's
@@ -9,7 +9,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import flax.linen as nn
 import jax
@@ -23,6 +23,17 @@ Method = str | Callable[..., Any] | None
 Leaves = dict[str, Any]
 Kept = Mapping[str, tuple[np.ndarray, ...]]
 """Which indices of each axis of an array stay, by its path."""
+
+
+class ChannelPlan(Protocol):
+    """What says which channels a smaller model keeps: `jaxeff.pruning.Plan` is one."""
+
+    @property
+    def kept(self) -> Kept:
+        """Which indices of each axis of parameters and state stay."""
+
+    def check_small(self, tree: Any, /) -> None:
+        """Raises where arrays have other shapes than the plan leaves."""
 
 
 @dataclass(frozen=True)
@@ -253,3 +264,54 @@ def read_linen(
         return {**nest(state, keys), "params": nest(params, keys)}
 
     return LibraryModel(run, params, state, restored, keys)
+
+
+def read_equinox(model: Any, method: Method, keyed: bool, mutable: bool) -> LibraryModel:
+    """Reads a module: its inexact arrays are parameters, its other arrays state.
+
+    It is called as its author does, commonly on one example: ``jax.vmap(f, (None, 0))`` takes a
+    batch. A key is handed to its ``key`` argument, and what it returns is returned, with the new
+    ``equinox.nn.State`` where the model has one.
+    """
+    import equinox  # only where somebody has one of its modules
+
+    module = model if keyed or mutable else equinox.nn.inference_mode(model)
+    arrays, static = equinox.partition(module, equinox.is_array)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(arrays)
+    paths = [_path_of(keys) for keys, _ in leaves]
+    by_path = {path: leaf for path, (_, leaf) in zip(paths, leaves, strict=True)}
+    params = {path: leaf for path, leaf in by_path.items() if equinox.is_inexact_array(leaf)}
+    state = {path: leaf for path, leaf in by_path.items() if path not in params}
+
+    def module_of(params: Leaves, state: Leaves, static: Any) -> Any:
+        values = {**params, **state}
+        tree = jax.tree_util.tree_unflatten(structure, [values[path] for path in paths])
+        return equinox.combine(tree, static)
+
+    def run(
+        key: Any, params: Leaves, state: Leaves, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Leaves]:
+        called = module_of(params, state, static)
+        if key is not None:
+            kwargs = {"key": key, **kwargs}
+        if method is None:
+            return called(*args, **kwargs), state
+        if isinstance(method, str):
+            return getattr(called, method)(*args, **kwargs), state
+        return method(called, *args, **kwargs), state
+
+    def restored(params: Leaves, state: Leaves, kept: Kept) -> Any:
+        result = module_of(params, state, equinox.partition(model, equinox.is_array)[1])
+        is_convolution = lambda m: isinstance(m, equinox.nn.Conv)  # noqa: E731
+        for keys, m in jax.tree_util.tree_leaves_with_path(result, is_leaf=is_convolution):
+            if is_convolution(m) and (path := f"{_path_of(keys)}/weight".lstrip("/")) in kept:
+                # A module's own settings are fixed, but this one was just made.
+                object.__setattr__(m, "groups", groups_left(kept[path][0], m.groups))
+        return result
+
+    return LibraryModel(run, params, state, restored)
+
+
+def _path_of(keys: tuple[Any, ...]) -> str:
+    """Names a leaf as Python would: ``layers/0/weight``."""
+    return "/".join(str(getattr(k, "name", getattr(k, "idx", getattr(k, "key", k)))) for k in keys)
