@@ -140,11 +140,17 @@ def in_range(x: Value) -> Any:
     return jnp.asarray(x)
 
 
-def inside(call: Call, indices: Value, length: int, axis: int) -> None:
-    """Refuses known indices that lie outside an axis: JAX clips, drops or fills there."""
+def inside(
+    call: Call, indices: Value, length: int, axis: int | str, first: int | None = None
+) -> None:
+    """Refuses known indices that lie outside an axis: JAX clips, drops or fills there.
+
+    `first` is the smallest one, `-length` if negative ones count from the end.
+    """
     if is_known(indices):
         numbers = np.asarray(indices)
-        if numbers.size and not (-length <= numbers.min() and numbers.max() < length):
+        lowest = -length if first is None else first
+        if numbers.size and not (lowest <= numbers.min() and numbers.max() < length):
             raise call.refused(
                 f"has indices from {numbers.min()} to {numbers.max()} on axis {axis}, which has "
                 f"{length}"
@@ -458,7 +464,7 @@ def _cumulative(call: Call, x: Value, axis: Value) -> Value:
 def _top_k(call: Call, x: Value, k: Value = None) -> Any:
     count = call["k"] if k is None else known(call, k, "the number of values").item()
     axis, x = call["axis"], jnp.moveaxis(jnp.asarray(x), call["axis"], -1)
-    if count > x.shape[-1]:
+    if not 0 <= count <= x.shape[-1]:
         raise call.refused(f"asks for {count} of {x.shape[-1]} values")
     order = jnp.argsort(x, axis=-1, stable=True, descending=bool(call.get("largest", 1)))[
         ..., :count

@@ -298,6 +298,7 @@ def _max_unpool(call: Call, x: Value, places: Value, shape: Value = None) -> Val
     natural = [*x.shape[:2], *natural]
     sizes = natural if shape is None else operators.integers(call, shape, "the shape")
     operators.bounded(call, sizes)
+    operators.inside(call, places, math.prod(natural), "of all entries", 0)
     # The places are of the natural shape, and the array around it has the larger one.
     flat = jnp.zeros(math.prod(natural), x.dtype).at[jnp.ravel(jnp.asarray(places))].set(x.ravel())
     edges = [(0, b - a, 0) for a, b in zip(natural, sizes, strict=True)]
@@ -406,6 +407,9 @@ def _blocks(call: Call, v: Any, x: Any) -> Any:
     """Shapes scales or zero points: one, one for each index of an axis, or for each block of it."""
     axis, size = call.get("axis", 1), call.get("block_size", 0)
     if v.ndim == x.ndim and size:
+        counts = [-(-n // size) if i == axis % x.ndim else n for i, n in enumerate(x.shape)]
+        if [*v.shape] != counts:
+            raise call.refused(f"has steps or zeros of {v.shape} for blocks of {size} of {x.shape}")
         return lax.slice_in_dim(
             jnp.repeat(v, size, axis % x.ndim), 0, x.shape[axis % x.ndim], axis=axis % x.ndim
         )

@@ -107,6 +107,8 @@ def _pad(call: Call, x: Value, pads: Value = None, fill: Value = None, axes: Val
     over = (operators.axes_of(call, x, axes) if axes is not None else None) or tuple(
         range(np.ndim(x))
     )
+    if len(widths) != 2 * len(over):
+        raise call.refused(f"has {len(widths)} pads of {len(over)} axes")
     before, after = [0] * np.ndim(x), [0] * np.ndim(x)
     for axis, a, b in zip(over, widths, widths[len(widths) // 2 :], strict=False):
         before[axis], after[axis] = a, b
@@ -196,16 +198,19 @@ def _gather(call: Call, x: Value, indices: Value) -> Value:
 
 
 def _gather_elements(call: Call, x: Value, indices: Value) -> Value:
-    operators.inside(call, indices, np.shape(x)[call["axis"]], call["axis"])
-    x, indices, axis = jnp.asarray(x), jnp.asarray(indices), call["axis"]
-    return x[_elements(x, indices, axis)]
+    return jnp.asarray(x)[_elements(call, x, indices)]
 
 
-def _elements(x: Any, indices: Any, axis: int) -> tuple[Any, ...]:
+def _elements(call: Call, x: Value, indices: Value) -> tuple[Any, ...]:
     """Indexes an element for each index: along one axis by it, along others by where it is."""
+    axis = call["axis"] % np.ndim(x)
+    operators.inside(call, indices, np.shape(x)[axis], axis)
+    for other, (count, length) in enumerate(zip(np.shape(indices), np.shape(x), strict=True)):
+        if other != axis:
+            operators.inside(call, np.arange(count), length, other)
+    indices = jnp.asarray(indices)
     grid = list(np.indices(indices.shape, sparse=True))
-    indices = jnp.where(indices < 0, indices + x.shape[axis], indices)
-    grid[axis % x.ndim] = indices
+    grid[axis] = jnp.where(indices < 0, indices + np.shape(x)[axis], indices)
     return tuple(grid)
 
 
@@ -234,9 +239,7 @@ _UPDATES = {"none": "set", "add": "add", "mul": "multiply", "max": "max", "min":
 
 
 def _scatter_elements(call: Call, x: Value, indices: Value, updates: Value) -> Value:
-    operators.inside(call, indices, np.shape(x)[call["axis"]], call["axis"])
-    x, indices = jnp.asarray(x), jnp.asarray(indices)
-    at = x.at[_elements(x, indices, call["axis"])]
+    at = jnp.asarray(x).at[_elements(call, x, indices)]
     return getattr(at, _UPDATES[call.get("reduction", "none")])(jnp.asarray(updates))
 
 
@@ -254,13 +257,16 @@ def _tensor_scatter(call: Call, past: Value, update: Value, where: Value = None)
     at = start[:, None] + np.arange(rows.shape[1])
     if call["mode"] == "circular":
         at = at % moved.shape[1]
+    elif where is not None:
+        operators.inside(call, where, moved.shape[1] - rows.shape[1] + 1, axis, 0)
     batch = np.arange(past.shape[0])[:, None]
     return jnp.moveaxis(moved.at[batch, at].set(rows), 1, axis)
 
 
 def _reverse_sequence(call: Call, x: Value, lengths: Value) -> Value:
-    x, lengths = jnp.asarray(x), jnp.asarray(lengths)
     time, batch = call["time_axis"], call["batch_axis"]
+    operators.inside(call, lengths, np.shape(x)[time] + 1, time, 0)
+    x, lengths = jnp.asarray(x), jnp.asarray(lengths)
     moved = jnp.moveaxis(x, (batch, time), (0, 1))
     steps = np.arange(moved.shape[1])[None]
     back = jnp.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)
@@ -271,9 +277,9 @@ def _reverse_sequence(call: Call, x: Value, lengths: Value) -> Value:
 def _compress(call: Call, x: Value, condition: Value) -> Value:
     kept = np.flatnonzero(operators.known(call, condition, "what is kept"))
     axis = call.get("axis")
-    if axis is None:
-        return jnp.ravel(jnp.asarray(x))[kept]
-    return jnp.take(jnp.asarray(x), kept, axis)
+    x, axis = (jnp.ravel(jnp.asarray(x)), 0) if axis is None else (jnp.asarray(x), axis)
+    # As in runtimes: what the condition says of places behind the last one is not read.
+    return jnp.take(x, kept[kept < x.shape[axis]], axis)
 
 
 def _nonzero(call: Call, x: Value) -> Value:
@@ -348,17 +354,19 @@ def _cubic(t: np.ndarray, a: float) -> np.ndarray:
 
 def _source(call: Call, n: int, scale: float, count: int, roi: tuple[float, float]) -> np.ndarray:
     """Returns where each element of the result lies in the input, in the floats of runtimes."""
-    x, length, step = np.arange(count, dtype=np.float32), scale * n, np.float32(scale)
+    x, step = np.arange(count, dtype=np.float32), np.float32(scale)
+    # A whole length, but for a scale's rounding.
+    length = count if abs(scale * n - count) < 1e-6 * count else scale * n
     mode = call.get("coordinate_transformation_mode", "asymmetric")
     if mode == "align_corners":
         return x * (n - 1) / (length - 1) if length != 1 else x * 0
     if mode == "asymmetric":
-        return x / step
+        return (x.astype(np.float64) / scale).astype(np.float32)
     if mode == "tf_crop_and_resize":
         width = (roi[1] - roi[0]) * (n - 1)
         return (x * width / (length - 1) if length != 1 else x * 0 + width / 2) + roi[0] * (n - 1)
     if mode == "pytorch_half_pixel" and count == 1:
-        return x * 0 - 0.5
+        return x * 0
     if mode == "half_pixel_symmetric":
         shift = np.float32(n / 2) * (1 - np.float32(count) / (step * np.float32(n)))
         return shift + (x + 0.5) / step - 0.5
@@ -403,8 +411,10 @@ def _resize(
     if roi is not None and np.size(roi):
         region = operators.known(call, roi, "the region").reshape(2, -1)
     if scales is not None and np.size(scales):
-        factors = [float(s) for s in operators.known(call, scales, "the scales")]
-        want = [math.floor(x.shape[a] * s) for a, s in zip(axes, factors, strict=True)]
+        steps = operators.known(call, scales, "the scales").astype(np.float32)
+        # In floats of 32 bits, as 1.4 times 5 is 7 there and nowhere else.
+        want = [math.floor(np.float32(x.shape[a]) * s) for a, s in zip(axes, steps, strict=True)]
+        factors = [float(s) for s in steps]
     else:
         want = operators.integers(call, sizes, "the sizes")
         factors = [w / x.shape[a] for a, w in zip(axes, want, strict=True)]
