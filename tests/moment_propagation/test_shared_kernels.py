@@ -816,6 +816,32 @@ def test_followed_poolings_are_no_assumptions_any_more():
         moments(f, strict=True, shared=False)(w, X)
 
 
+def averaged(y):
+    return lax.reduce_window(y, 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME") / 9
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: standardized(x, 3),
+        lambda x: averaged(standardized(x, 3)) - standardized(x, 3),
+        lambda x: x + averaged(standardized(x, 3)) - standardized(x, 3),
+    ],
+    ids=["norm", "pool", "stream"],
+)
+@pytest.mark.filterwarnings("ignore::jaxeff.moment_propagation.MomentsWarning")
+def test_a_norm_of_pooled_values_reads_their_moments(body):
+    def pooled(w, x):
+        return body(convolve(x, w)).mean((1, 2))
+
+    w = posterior(normal(3, 3, 4, 12))
+    both = moments(lambda w, x: standardized(pooled(w, x), 1))(w, X)
+    # Joined with the mean, the norm took its positions as independent: 9 and .3 times as much.
+    alone = moments(lambda z: standardized(z, 1))(moments(pooled)(w, X))
+    np.testing.assert_allclose(both.var, alone.var, rtol=1e-4)
+    np.testing.assert_allclose(both.mean, alone.mean, rtol=1e-4, atol=1e-5)
+
+
 def stream(blocks, last):
     """A residual stream of so many convolutions, and what reads it."""
 

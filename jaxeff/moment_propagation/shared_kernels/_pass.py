@@ -31,7 +31,7 @@ another way (a recurrent state) stays a loop, unless it is certain: a count, a s
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +42,7 @@ from jaxeff.core import Literal
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation._values import Gaussian, MomentsWarning, is_random, to_variance
 from jaxeff.moment_propagation.dependence import FusedLayer, WholeLayer, with_layers
-from jaxeff.moment_propagation.shared_kernels import _channels, _plan, _terms
+from jaxeff.moment_propagation.shared_kernels import _channels, _layouts, _plan, _terms
 from jaxeff.moment_propagation.shared_kernels import _rules as rules
 from jaxeff.moment_propagation.shared_kernels._layouts import canonical, restored
 from jaxeff.moment_propagation.shared_kernels._rules import RuleContext, terms_of
@@ -306,10 +306,27 @@ def with_shared_noise(
     if not plan.rules:
         return prepared, moments, ()
     apart = {v for layer in plan.rules for v in layer.outputs}
-    kept += [v for v in joined if v not in kept and v.outputs[0] not in apart]
+    pooled = {v for v in apart if _layouts.positions(v.aval.shape, plan.layouts[v]) == 1}
+    kept += [_behind(v, pooled) for v in joined if v not in kept and v.outputs[0] not in apart]
     # A sum of two branches still lacks what they share at a single position.
     resolved = [layer for layer, rule in plan.rules.items() if rule.resolves]
     return _with(program, kept), _rule(moments, plan), resolved
+
+
+def _behind(joined: Layer, pooled: set[Value]) -> Layer:
+    """Cuts off what a joined layer has before a pooling, which is another layer's with a rule."""
+    made = {v for node in joined.nodes for v in node.outputs}
+    if pooled.isdisjoint(made):
+        return joined
+    nodes, read = list[Any](), set(joined.outputs)
+    for node in reversed(joined.nodes):
+        outputs = set(node.outputs)
+        if not read.isdisjoint(outputs) and pooled.isdisjoint(outputs):
+            nodes.insert(0, node)
+            read.update(node.values)
+    inside = {v for node in nodes for v in node.outputs}
+    inputs = dict.fromkeys(v for node in nodes for v in node.values if v not in inside)
+    return replace(joined, nodes=tuple(nodes), inputs=tuple(inputs))
 
 
 def _settled(
