@@ -28,6 +28,8 @@ Sharp edges:
   others, and refused by name otherwise. So are random numbers, strings and training modes.
 - A loop is unrolled where the number of its steps is known and small; else it is a scan, or a while
   loop, through which no gradient goes.
+- `Resize` with `align_corners` by a scale that makes no whole length is what ONNX's own tests say;
+  ONNX Runtime takes the whole number of elements for the length.
 - Integers of 64 bits are 32 wide, and double precision is single, unless JAX has x64 enabled.
 """
 
