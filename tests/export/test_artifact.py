@@ -74,6 +74,12 @@ def test_what_is_no_array_is_named():
         export(lambda params: params["x"], ({"x": 1.0, "name": "relu"},))
 
 
+def test_tensors_of_pytorch_are_named():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(SignatureError, match="x is a Tensor, not an array of JAX or NumPy"):
+        export(lambda x: x + 1, (torch.ones(2),))
+
+
 def test_saving_and_loading(artifact, tmp_path):
     path = artifact.save(tmp_path / "folder" / "mlp.zip")
     assert Artifact.load(path) == artifact

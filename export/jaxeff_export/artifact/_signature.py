@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from jaxeff.core import check_params
 from jaxeff.moment_propagation import Gaussian
 
 COUNT = range(2**53)
@@ -275,10 +276,12 @@ def _as_array(leaf: Any, name: str) -> Any:
         array: Any = leaf
     else:
         try:
+            check_params(name, leaf)  # JAX makes arrays of PyTorch's tensors, and traces none
             array = jnp.asarray(leaf)
         except (TypeError, ValueError) as error:
             raise SignatureError(
-                f"{name} is a {type(leaf).__name__}, not an array; bind it in the function instead"
+                f"{name} is a {type(leaf).__name__}, not an array of JAX or NumPy; give one, "
+                "or bind it in the function instead"
             ) from error
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         raise SignatureError(
