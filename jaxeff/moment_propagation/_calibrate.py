@@ -61,7 +61,7 @@ from jaxeff.moment_propagation import _calibrated as calibrated
 from jaxeff.moment_propagation import _moment_pass as moment_pass
 from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
 from jaxeff.moment_propagation._moment_pass import Propagation, batched_leaves, promote
-from jaxeff.moment_propagation._moments import Sampling, floats, random_values
+from jaxeff.moment_propagation._moments import RUN_ONCE, Sampling, floats, random_values
 from jaxeff.moment_propagation._values import Gaussian, is_gaussian, is_random, to_variance
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.program import Layer, Program, evaluate
@@ -356,7 +356,7 @@ def calibrate_moments(
         f,
         inputs,
         static,
-        lambda: (jax.jit(measure).lower(like, rows, scale, values, *inputs).compile(), ()),
+        lambda: (jax.jit(measure).lower(like, rows, scale, values, *inputs).compile(RUN_ONCE), ()),
     )
     sampled = drawn(f, keys, complete, part, groups, progress, source)
     chosen = calibrated.choose(

@@ -97,6 +97,9 @@ from jaxeff.noise.models import check_noise, place
 from jaxeff.program import Layer, Program, evaluate, interpret_sites, plain_rule, resolve, trace
 from jaxeff.program.ir import Value
 
+RUN_ONCE: Any = {"xla_backend_optimization_level": 0}
+"""Options for a program that runs once or twice: a third less to compile, twice as long to run."""
+
 
 def with_noise(
     f: Callable[..., Any],

@@ -61,7 +61,7 @@ from jaxeff import core
 from jaxeff.moment_propagation import _moment_pass as moment_pass
 from jaxeff.moment_propagation._calibrated import uncalibrated
 from jaxeff.moment_propagation._moment_pass import Propagation
-from jaxeff.moment_propagation._moments import moments, ratios, sampled_moments
+from jaxeff.moment_propagation._moments import RUN_ONCE, moments, ratios, sampled_moments
 from jaxeff.moment_propagation._values import (
     Gaussian,
     is_gaussian,
@@ -214,7 +214,7 @@ def site_ratios(
 
 def _compiled(programs: dict[Any, Any], rule: Callable[..., Any], *args: Any) -> Any:
     """Compiles a function; equal layers, such as those of blocks, have one program."""
-    lowered = jax.jit(rule, keep_unused=True).lower(*args)
+    lowered = jax.jit(rule, keep_unused=True, compiler_options=RUN_ONCE).lower(*args)
     key = lowered.as_text(), jax.tree.structure(args)
     if key not in programs:
         programs[key] = lowered.compile()
@@ -491,9 +491,13 @@ def moments_check(
 
 def _moments_of(f: Callable[..., Any], method: str) -> Callable[..., Any]:
     """Returns compiled moments; those of a function that is read while it lives are kept."""
-    return core.kept_reading(
-        f, (), {"moments": method}, lambda: (jax.jit(moments(f, method=method)), ())
-    )
+    # The delta method runs long enough: a pass backward for each result.
+    options = None if method == "linear" else RUN_ONCE
+
+    def compiled() -> tuple[Any, tuple[()]]:
+        return jax.jit(moments(f, method=method), compiler_options=options), ()
+
+    return core.kept_reading(f, (), {"moments": method}, compiled)
 
 
 def _decided(

@@ -1,6 +1,7 @@
 """What is waited for at a network: a function per transform and per call of the host."""
 
 import contextlib
+import functools
 import importlib.util
 import time
 from collections.abc import Callable, Iterator
@@ -284,11 +285,11 @@ CALLS: dict[str, Callable[[Subject], Callable[[], Any]]] = {
     "calibrate": lambda s: lambda: calibrate(s.f, s.params, [s.args], {LINEAR: Int(8)}),
     "convert": _convert,
     "ptq": lambda s: lambda: ptq(s.f, s.params, [s.args]),
-    "moments_check": lambda s: (
-        lambda: jaxeff.moments_check(jax.random.key(KEY), s.f, posterior(s), s.args[0])
+    "moments_check": lambda s: functools.partial(
+        jaxeff.moments_check, _key(s), s.f, posterior(s), s.args[0]
     ),
-    "calibrate_moments": lambda s: (
-        lambda: calibrate_moments(jax.random.key(KEY), s.f, posterior(s), *s.args)
+    "calibrate_moments": lambda s: functools.partial(
+        calibrate_moments, _key(s), s.f, posterior(s), *s.args
     ),
     "summary": lambda s: lambda: str(jaxeff.summary(s.f, s.params, *s.args)),
     "bytes": _bytes,
