@@ -39,7 +39,7 @@ import itertools
 import math
 import string
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
@@ -61,6 +61,7 @@ _MOST_PRODUCTS = 2**16
 _PROBES = 8
 _LARGEST = 2.0
 _PROBE = "Z"  # the axis of probes; those of `AxisLetters` are small letters
+_COLUMN = "Y"  # and that of several arrays side by side
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,29 @@ def _rule(axes: AxisLetters, names: tuple[str, ...]) -> Callable[..., Gaussian]:
     """Returns the rule of arrays by name, one and the same for equal layers."""
 
     def rule(*values: Array) -> Gaussian:
-        return _moments(axes, dict(zip(names, values, strict=True)))
+        return _moments(*_batch_first(axes, dict(zip(names, values, strict=True))))
 
     return rule
+
+
+def _batch_first(
+    axes: AxisLetters, arrays: Mapping[str, Array]
+) -> tuple[AxisLetters, dict[str, Array]]:
+    """Moves the axes that all arrays have to the front, once for all their products."""
+    shared = "".join(a for a in axes.rows if a in axes.v and a in (axes.k or axes.v))
+    moved: dict[str, Array] = {}
+    letters = {name: getattr(axes, name) for name in ("q", "k", "v", "scores")}
+    last = {"q": axes.features, "k": axes.softmax + axes.features, "scores": axes.softmax,
+            "v": axes.softmax + _without(axes.v, axes.scores)}  # fmt: skip
+    ordered = {
+        name: "".join(a for a in shared if a in of) + _without(of, shared + last[name]) + last[name]
+        for name, of in letters.items() if of
+    }  # fmt: skip
+    for name, array in arrays.items():
+        of = name.removesuffix("_var") if name.endswith("_var") else name
+        of = of if of in ("q", "k", "v") else "scores"
+        moved[name] = array.transpose([letters[of].index(a) for a in ordered[of]])
+    return replace(axes, **ordered), moved
 
 
 def _moments(axes: AxisLetters, arrays: Mapping[str, Array]) -> Gaussian:
@@ -131,22 +152,28 @@ def _moments(axes: AxisLetters, arrays: Mapping[str, Array]) -> Gaussian:
     p = jax.nn.softmax(arrays["scores"] + 0.5 * spread, along)
     # What all values have in common passes through. It is taken off first: sums of squares less
     # squares of sums would lose their digits to it.
-    v, _ = _apart(arrays["v"], axes.v, axes.softmax)
+    v, common = _apart(arrays["v"], axes.v, axes.softmax)
 
-    def weighted(weights: Array, values: Array) -> Array:
-        return sum_of(axes.centre, (axes.scores, weights), (axes.v, values))
+    def weighted(weights: Array, *values: Array) -> list[Array]:
+        products = _weighted(axes, (axes.scores, weights), *((axes.v, a) for a in values))
+        return [sum_of(axes.centre, product) for product in products]
 
-    o = weighted(p, v)
+    (o,) = weighted(p, v)
     var = jnp.zeros_like(o)
     if unshared is not None:
         a = p * p * unshared
-        total = sum_of(axes.centre, (axes.scores, a), (axes.centre, o * o))
-        var += jnp.maximum(weighted(a, v * v) - 2 * weighted(a, v) * o + total, 0)
+        row = axes.rows, sum_of(axes.rows, (axes.scores, a))
+        total = sum_of(axes.centre, row, (axes.centre, o * o))
+        squares, sums = weighted(a, v * v, v)
+        var += jnp.maximum(squares - 2 * sums * o + total, 0)
     if "q_var" in arrays:
         var += _of_queries(axes, arrays, p, v, o)
     if "v_var" in arrays:
-        var += weighted(jnp.minimum(p * p * (1 + spread), p), arrays["v_var"])
-    moments = weighted(p, arrays["v"]), var
+        var += weighted(jnp.minimum(p * p * (1 + spread), p), arrays["v_var"])[0]
+    of_common = _without(axes.v, axes.softmax)
+    absent = [i for i, letter in enumerate(axes.centre) if letter not in of_common]
+    order = [of_common.index(letter) for letter in axes.centre if letter in of_common]
+    moments = o + jnp.expand_dims(common.transpose(order), absent), var
     return Gaussian(*(sum_of(axes.result, (axes.centre, a)) for a in moments))
 
 
@@ -235,14 +262,49 @@ def _of_queries(
         of_keys, of_common, over = _PROBE + axes.scores, _PROBE + axes.rows, _PROBE
     weights = axes.scores, p * arrays["slope"]
     to, values = over + axes.centre, (axes.v, v)
-    centre = over + axes.rows, sum_of(over + axes.rows, weights, (of_keys, keys))
+    if exact:
+        # Products of keys and values are made once for all rows.
+        pairs = axes.k + _without(axes.v, axes.k)
+        both = pairs, sum_of(pairs, (of_keys, keys), values)
+        product, centre, value = _weighted(axes, weights, both, (of_keys, keys), values)
+        slopes, mean = sum_of(to, product), sum_of(axes.centre, value)
+    else:
+        centre = over + axes.rows, sum_of(over + axes.rows, weights, (of_keys, keys))
+        slopes = sum_of(to, weights, (of_keys, keys), values)
+        mean = sum_of(axes.centre, weights, values)
     # Where the slope is one number for a row of scores, what its keys have in common cancels.
-    rest = sum_of(axes.centre, weights, values) - sum_of(axes.centre, weights, (axes.centre, o))
-    slopes = sum_of(to, weights, (of_keys, keys), values) - sum_of(to, centre, (axes.centre, o))
+    row = axes.rows, sum_of(axes.rows, weights)
+    rest = mean - sum_of(axes.centre, row, (axes.centre, o))
+    slopes -= sum_of(to, centre, (axes.centre, o))
     slopes += sum_of(to, (of_common, common), (axes.centre, rest))
     if not exact:
         return jnp.mean(slopes * slopes, 0)
     return sum_of(axes.centre, (axes.q, arrays["q_var"]), (to, slopes * slopes))
+
+
+def _weighted(
+    axes: AxisLetters, weights: tuple[str, Array], *arrays: tuple[str, Array]
+) -> list[tuple[str, Array]]:
+    """Sums arrays over the softmax's axes by weights, as one product where they have like axes."""
+    met = ["".join(a for a in of if a in weights[0]) for of, _ in arrays]
+    own = [_without(of, axes.scores) for of, _ in arrays]
+    over = _without(weights[0], axes.softmax)
+    if len(set(met)) > 1 or any(
+        a + b != of for a, b, (of, _) in zip(met, own, arrays, strict=True)
+    ):
+        return [
+            (over + b, sum_of(over + b, weights, array))
+            for b, array in zip(own, arrays, strict=True)
+        ]
+    count = len(met[0])
+    flat = [a.reshape(*a.shape[:count], -1) for _, a in arrays]
+    stop = np.cumsum([a.shape[-1] for a in flat])[:-1]
+    total = sum_of(over + _COLUMN, weights, (met[0] + _COLUMN, jnp.concatenate(flat, -1)))
+    parts = jnp.split(total, stop, -1)
+    return [
+        (over + b, part.reshape(*part.shape[:-1], *a.shape[count:]))
+        for b, part, (_, a) in zip(own, parts, arrays, strict=True)
+    ]
 
 
 def _signs(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:

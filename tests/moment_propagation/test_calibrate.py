@@ -402,3 +402,30 @@ def test_factors_of_a_posterior_hold_its_correlations():
     # Four standard errors of a variance from 4,000 draws, over the 16 inputs that share them.
     np.testing.assert_allclose(gaussian.var / TEST[:, 0, 0] ** 2, 4, rtol=4 * np.sqrt(2 / 4000))
     assert isinstance(factors.posterior, Gaussian)
+
+
+def test_weights_whose_variances_hardly_differ_have_one_variance_each():
+    def f(p, x):
+        return (
+            p["table"][jnp.arange(3)].sum(0) + jax.nn.relu(x @ p["alike"]) @ p["apart"] + p["bias"]
+        )
+
+    keys = jax.random.split(jax.random.key(0), 5)
+    shapes = {"table": (3, 4), "alike": (5, 6), "apart": (6, 4), "bias": (4,)}
+    means = {
+        name: jax.random.normal(k, s) for k, (name, s) in zip(keys, shapes.items(), strict=False)
+    }
+    spread = {"table": 0.1, "alike": 0.1, "apart": 5.0, "bias": 0.1}
+    posterior = {
+        name: Gaussian(m, 0.01 * (1 + spread[name] * jax.random.uniform(keys[4], m.shape) ** 4))
+        for name, m in means.items()
+    }
+    x = jax.random.normal(keys[4], (64, 5))
+    calibrated = calibrate_moments(keys[0], f, posterior, x, samples=100, progress=False)
+    kept = calibrated.posterior
+    # A table's rows are looked up, and vectors cost nothing: only a product gets cheaper.
+    assert {name: g.var.shape for name, g in kept.items()} == shapes | {"alike": ()}
+    np.testing.assert_allclose(kept["alike"].var, posterior["alike"].var.mean(), rtol=1e-6)
+    ours = moments(f)(calibrated, x)
+    exact = moments(f, method="linear")(posterior, x)
+    assert abs(np.median(ours.var / exact.var) - 1) < 0.15
