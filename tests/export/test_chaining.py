@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tvm
+from flax import nnx
 from jaxeff_export import deploy, export, resolve_target
 from jaxeff_export.compiler import bind_parameters, compilation, fused_kernels
 from jaxeff_export.compiler.passes import CHAINS, chained
@@ -15,6 +16,8 @@ from jaxeff_export.operators import operators_for
 from tvm import relax
 from tvm.target import Target
 
+import jaxeff
+from jaxeff.compression import ptq
 from jaxeff.compression.integers._operators import q_codes, q_dense
 
 HOST = {**resolve_target("host"), "num-cores": 1}
@@ -124,3 +127,24 @@ def test_a_function_of_many_calls_is_interpreted(monkeypatch, tmp_path):
     one, other = results.values()
     np.testing.assert_array_equal(one, other)
     np.testing.assert_allclose(one[2] - one[0], 2, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_pixels_of_few_features_keep_the_shortcuts_beside_them():
+    """Whole vectors that spill into the next pixel met its shortcut, whose memory results take."""
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.first = nnx.Conv(1, 6, (3, 3), rngs=rngs)
+            self.block = nnx.Conv(6, 6, (3, 3), rngs=rngs)
+            self.last = nnx.Conv(6, 16, (1, 1), strides=2, rngs=rngs)
+
+        def __call__(self, x):
+            x = nnx.relu(self.first(x))
+            return self.last(nnx.relu(x + self.block(x)))
+
+    x = jax.random.normal(KEY, (1, 14, 14, 1))
+    function, params = jaxeff.functional(Net(nnx.Rngs(0)))
+    integers, converted, _ = ptq(function, params, x)
+    bundle = deploy(integers, (converted, x), target=HOST)
+    np.testing.assert_array_equal(bundle.run(x), jax.jit(integers)(converted, x))

@@ -151,7 +151,9 @@ class ContractionBuilder:
         # Pixels of fewer features than lanes are written whole, one over the end of the other.
         one = g.groups == 1 and vectors == 1 and bool(g.per_group % self.dot.lanes)
         self.overlaps = one and not inner and self.tile.rows == g.pool[0]
-        self.overlaps &= self.epilogue.added is None or g.pool == (1, 1)
+        # TVM lets a result take the memory of a shortcut that is read for the last time, entry by
+        # entry: what spills into the next pixel would stand where its shortcut has yet to be read.
+        self.overlaps &= self.epilogue.added is None
         self.overlaps &= g.examples is None
         blocks = g.groups * full
         # Cores share blocks of features, each with weights of its own, unless tiles of rows are far
