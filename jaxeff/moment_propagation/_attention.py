@@ -287,14 +287,14 @@ def _weighted(
 ) -> list[tuple[str, Array]]:
     """Sums arrays over the softmax's axes by weights, as one product where they have like axes."""
     met = ["".join(a for a in of if a in weights[0]) for of, _ in arrays]
-    own = [_without(of, axes.scores) for of, _ in arrays]
+    channels = [_without(of, axes.scores) for of, _ in arrays]
     over = _without(weights[0], axes.softmax)
     if len(set(met)) > 1 or any(
-        a + b != of for a, b, (of, _) in zip(met, own, arrays, strict=True)
+        a + b != of for a, b, (of, _) in zip(met, channels, arrays, strict=True)
     ):
         return [
             (over + b, sum_of(over + b, weights, array))
-            for b, array in zip(own, arrays, strict=True)
+            for b, array in zip(channels, arrays, strict=True)
         ]
     count = len(met[0])
     flat = [a.reshape(*a.shape[:count], -1) for _, a in arrays]
@@ -303,7 +303,7 @@ def _weighted(
     parts = jnp.split(total, stop, -1)
     return [
         (over + b, part.reshape(*part.shape[:-1], *a.shape[count:]))
-        for b, part, (_, a) in zip(own, parts, arrays, strict=True)
+        for b, part, (_, a) in zip(channels, parts, arrays, strict=True)
     ]
 
 

@@ -555,7 +555,7 @@ def _integral(
     return gauss_pair(lambda *at: fn(*at, *values), x, y, points, limited)
 
 
-class _Form(NamedTuple):
+class _Activation(NamedTuple):
     """A function factor * plain(inner * x) + offset, and the rule of the plain one."""
 
     rule: Callable[[_values.Random], _values.Gaussian]
@@ -580,7 +580,7 @@ _PROBES = (-30.0, -5.0, -2.6, -1.3, -0.6, -0.1, 0.0, 0.3, 0.9, 1.0, 1.8, 3.1, 30
 
 def _known_activation(
     nodes: Sequence[Node], root: Value, outputs: Sequence[Value], env: Environment
-) -> _Form | None:
+) -> _Activation | None:
     """Returns which smooth activation equations are, scaled and moved; None for none.
 
     However it is written, its values tell: those at a few numbers are compared.
@@ -608,25 +608,25 @@ def _known_activation(
     return next((form for form in _forms(values) if form.has(values)), None)
 
 
-def _forms(values: Mapping[float, float]) -> list[_Form]:
+def _forms(values: Mapping[float, float]) -> list[_Activation]:
     """Returns what a function may be, by its values at the ends, at 0 and at 1."""
     low, high, middle, one = (values[at] for at in (_PROBES[0], _PROBES[-1], 0.0, 1.0))
     rise = (high - low) / _PROBES[-1]
     if not rise:
         return []
-    forms: list[_Form] = []
+    forms: list[_Activation] = []
     # c x S(x) with S(x) + S(-x) = 1; SiLU's is S(1) = 1 / (1 + exp(-b)), to as many digits as
     # float32 tells.
     if slope := _logit(one / rise):
-        forms.append(_Form(silu, _plain_silu, slope, rise / slope, 0.0))
+        forms.append(_Activation(silu, _plain_silu, slope, rise / slope, 0.0))
     for form, plain in ((False, _plain_gelu), (True, _plain_tanh_gelu)):
-        forms.append(_Form(functools.partial(gelu, tanh=form), plain, 1.0, rise, 0.0))
+        forms.append(_Activation(functools.partial(gelu, tanh=form), plain, 1.0, rise, 0.0))
     if slope := _logit((one - low) / (high - low)):
-        forms.append(_Form(sigmoid, _plain_sigmoid, slope, high - low, low))
+        forms.append(_Activation(sigmoid, _plain_sigmoid, slope, high - low, low))
     # Far from zero softplus is zero or its input.
     if middle:
         scale = middle / math.log(2)
-        forms.append(_Form(softplus, _plain_softplus, round(rise / scale, 5), scale, 0.0))
+        forms.append(_Activation(softplus, _plain_softplus, round(rise / scale, 5), scale, 0.0))
     return forms
 
 

@@ -346,7 +346,7 @@ def _weights(bb: relax.BlockBuilder, form: Form, tensors: Sequence[relax.Expr]) 
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
+class WindowGeometry:
     """What a kernel reads at each position of its result, as composites' attributes say it.
 
     Attributes:
@@ -390,7 +390,7 @@ class Window:
         return [i * stride + t * apart for i, stride, t, apart in steps]
 
 
-def window_averages(window: Window, x: te.Tensor, gate: te.Tensor) -> te.Tensor:
+def window_averages(window: WindowGeometry, x: te.Tensor, gate: te.Tensor) -> te.Tensor:
     """Writes what each tap reads on average, weighted by a gate, in TE.
 
     Args:
@@ -419,7 +419,7 @@ def window_averages(window: Window, x: te.Tensor, gate: te.Tensor) -> te.Tensor:
     return te.compute(total.shape, lambda *at: total(*at) * share, name="share")
 
 
-def window_products(window: Window, x: te.Tensor, kernels: te.Tensor) -> te.Tensor:
+def window_products(window: WindowGeometry, x: te.Tensor, kernels: te.Tensor) -> te.Tensor:
     """Writes the product of an image with a kernel for each example, in TE.
 
     Args:
@@ -448,7 +448,7 @@ def window_products(window: Window, x: te.Tensor, kernels: te.Tensor) -> te.Tens
 def _window_averages(
     bb: relax.BlockBuilder, x: relax.Expr, gate: relax.Expr, **attributes: Any
 ) -> relax.Expr:
-    window = Window(**attributes)
+    window = WindowGeometry(**attributes)
     result = bb.emit_te(
         lambda *t: window_averages(window, *t), x, gate, primfunc_name_hint="window_averages"
     )
@@ -461,7 +461,7 @@ def _window_averages(
 def _window_products(
     bb: relax.BlockBuilder, x: relax.Expr, kernels: relax.Expr, **attributes: Any
 ) -> relax.Expr:
-    window = Window(**attributes)
+    window = WindowGeometry(**attributes)
     batch, _, inputs, groups, outputs = (int(n) for n in kernels.ty.shape)
     shape = (batch, *window.sizes, inputs, groups * outputs)
     by_tap = bb.emit(relax.op.reshape(kernels, shape))

@@ -315,8 +315,8 @@ def with_shared_noise(
 
 def _behind(joined: Layer, pooled: set[Value]) -> Layer:
     """Cuts off what a joined layer has before a pooling, which is another layer's with a rule."""
-    made = {v for node in joined.nodes for v in node.outputs}
-    if pooled.isdisjoint(made):
+    results = {v for node in joined.nodes for v in node.outputs}
+    if pooled.isdisjoint(results):
         return joined
     nodes, read = list[Any](), set(joined.outputs)
     for node in reversed(joined.nodes):
