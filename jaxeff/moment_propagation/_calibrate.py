@@ -283,6 +283,7 @@ def calibrate_moments(
     correlations: bool = False,
     method: str = "layers",
     shared: bool = False,
+    pool_variances: bool = False,
     form: str = "best",
     progress: bool | None = None,
     **kwargs: Any,
@@ -310,6 +311,10 @@ def calibrate_moments(
             share, which `moments(f)` takes without factors, in place of factors of all sites beside
             the diagonal pass. It costs what `moments(f)` costs, and errs less where a network of
             convolutions has a ratio that differs from input to input.
+        pool_variances: Whether an array of weights whose variances hardly differ gets their mean
+            before factors of sites are measured: a product takes a third less, draws of the
+            returned posterior have it too, and where weights' variances tell something, a little of
+            it is lost. Its `Gaussian` then has one variance, of shape ().
         form: "static": a factor per site and channel. "inputs": a factor per result that depends
             on its propagated mean and variance. "best": the second where it errs surely less on
             inputs that it wasn't measured on, else the first; the first where there are fewer than
@@ -318,9 +323,7 @@ def calibrate_moments(
         **kwargs: Further arguments.
 
     Returns:
-        The posterior, as Gaussians, with its factors, for `moments(f)`, `deploy` and files. An
-        array of weights whose variances hardly differ has their mean in common, which makes the
-        pass cheaper; factors were measured with it.
+        The posterior, as Gaussians, with its factors, for `moments(f)`, `deploy` and files.
 
     Raises:
         ValueError: Fewer than 2 samples, an unknown method or form, nothing in the arguments is
@@ -349,7 +352,7 @@ def calibrate_moments(
         f, inputs, propagation, results is not None, of_results
     )
     program, values, wanted = complete
-    if results is None:
+    if pool_variances and results is None:
         posterior = _with_pooled_variances(posterior, program)
         inputs = (posterior, *inputs[0][1:]), inputs[1]
         leaves = jax.tree.leaves(posterior, is_leaf=is_gaussian)

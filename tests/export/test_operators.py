@@ -114,11 +114,11 @@ def test_averages_and_products_of_windows_are_those_of_their_rule(
         "padding": [n for pair in padding for n in pair], "groups": groups,
     }  # fmt: skip
     windows = taps.windows(jnp.asarray(x))
-    for name, given_, expected_ in (
+    for name, operand, expected_ in (
         ("jaxeff.window_averages", gate, taps.averages(windows, gate)),
         ("jaxeff.window_products", kernels, taps.products(windows, kernels)),
     ):
-        (ours,) = emitted(name, [x, given_], **window)
+        (ours,) = emitted(name, [x, operand], **window)
         np.testing.assert_allclose(ours, expected_, rtol=1e-5, atol=1e-5)
 
 

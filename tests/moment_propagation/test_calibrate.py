@@ -421,7 +421,8 @@ def test_weights_whose_variances_hardly_differ_have_one_variance_each():
         for name, m in means.items()
     }
     x = jax.random.normal(keys[4], (64, 5))
-    calibrated = calibrate_moments(keys[0], f, posterior, x, samples=100, progress=False)
+    run = {"samples": 100, "progress": False}
+    calibrated = calibrate_moments(keys[0], f, posterior, x, pool_variances=True, **run)
     kept = calibrated.posterior
     # A table's rows are looked up, and vectors cost nothing: only a product gets cheaper.
     assert {name: g.var.shape for name, g in kept.items()} == shapes | {"alike": ()}

@@ -137,7 +137,9 @@ def _to_integer(part: Array, exponent: Array, most: int) -> Any:
 LIMIT = 2**29
 """Largest magnitude of bias plus shortcut in an accumulator; products may add twice it."""
 FILLED = 26, 30
-"""Bits that one product may fill with guard bits, a bias having eight times as much, and a sum."""
+"""Bits that short sums may fill with guard bits, a bias having eight times as much; and long ones."""
+LONG = 64
+"""Products from which on a sum is long."""
 
 Attribute = str | int | tuple[int, ...]
 
@@ -314,10 +316,11 @@ def guard_bits(depth: int, activation_bits: int, weight_levels: int) -> int:
     """
     most = depth * (2**activation_bits - 1) * weight_levels
     # Sums of many products are about sqrt(depth) of one, as are biases and shortcuts beside them:
-    # room for depth times one would leave units of 1e-4 of a result's step. Signs can't be rounded
-    # beside a bias, so they keep all of it.
+    # room for depth times one would leave units of 1e-4 of a result's step. What few products are
+    # added to may be far larger than one. Signs can't be rounded beside a bias.
     least, room = FILLED
-    filled = min(room, least + (depth.bit_length() - 1) // 2) if weight_levels > 1 else least
+    long = depth >= LONG and weight_levels > 1
+    filled = min(room, least + (depth.bit_length() - 1) // 2) if long else least
     return max(0, filled - most.bit_length())
 
 
