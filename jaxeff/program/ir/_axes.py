@@ -292,10 +292,11 @@ class Contraction:
         # grouped, too.
         taps = [self.shapes[1][axis] for axis in self.window(1)]
         one = np.eye(self.taps, dtype=x.dtype).reshape(-1, 1, *taps)
+        kernel: Any = np.tile(one, (x.shape[channels], *(1,) * last))
         # Highest precision: patches are copies, which the default would round on a TPU.
         patches = lax.conv_general_dilated(
             x,
-            np.tile(one, (x.shape[channels], *(1,) * last)),
+            kernel,
             self.params["window_strides"],
             self.params["padding"],
             self.params["lhs_dilation"],
