@@ -51,7 +51,8 @@ References:
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -116,7 +117,9 @@ class Linear(core.Setting):
         self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"], gain: Any
     ) -> Float[Array, "p c"]:
         """Computes products of codes times the gain; codes are whole, so sums are exact."""
-        return (inputs @ weights) * jnp.asarray(gain, inputs.dtype)
+        # Not `@`: a function of its own would be traced for every axis of tiles.
+        sums = jax.lax.dot(inputs, weights, preferred_element_type=inputs.dtype)
+        return sums * jnp.asarray(gain, inputs.dtype)
 
     def variance(
         self, inputs: Float[Array, "p r"], weights: Float[Array, "r c"]
@@ -283,11 +286,13 @@ class MatrixProduct(NamedTuple):
         inputs: `[groups, vectors, rows]`.
         weights: `[groups, rows, columns]`.
         restore: Brings `[groups, vectors, columns]` to the shape that the operation returns.
+        parameter: The weights as the operation has them, which need no copy to look at.
     """
 
     inputs: Float[Array, "g p k"]
     weights: Float[Array, "g k n"]
     restore: Callable[[Any], Any]
+    parameter: Float[Array, "..."]
 
 
 def as_product(site: str, node: Node, left: Any, right: Any) -> MatrixProduct:
@@ -310,7 +315,8 @@ def as_product(site: str, node: Node, left: Any, right: Any) -> MatrixProduct:
         )
     # The weight is what the tiles hold, on whichever side of the product it is.
     data, weight = (left, right) if contraction.side else (right, left)
-    return MatrixProduct(contraction.rows(data), contraction.matrix(weight), contraction.restore)
+    matrix = contraction.matrix(weight)
+    return MatrixProduct(contraction.rows(data), matrix, contraction.restore, weight)
 
 
 def pack_groups(product: MatrixProduct, rows: int, columns: int) -> MatrixProduct:
@@ -337,20 +343,25 @@ def pack_groups(product: MatrixProduct, rows: int, columns: int) -> MatrixProduc
         y = y.reshape(packs, vectors, together, n).transpose(0, 2, 1, 3)
         return product.restore(y.reshape(packs * together, vectors, n)[:groups])
 
-    return MatrixProduct(a, b, restore)
+    return MatrixProduct(a, b, restore, product.parameter)
 
 
-def cut_into_tiles(a: jax.Array, rows: int, axis: int) -> jax.Array:
-    """Splits an axis into tiles of so many entries; one that fits is a single tile."""
-    axis %= a.ndim
-    length = a.shape[axis]
-    size = min(length, rows)
-    count = -(-length // size)
-    if missing := count * size - length:
+def cut_into_tiles(a: jax.Array, sizes: Mapping[int, int]) -> jax.Array:
+    """Splits axes into tiles of so many entries; one that fits is a single tile."""
+    widths = [(0, 0, 0)] * a.ndim
+    shape: list[int] = []
+    for axis, length in enumerate(a.shape):
+        if axis not in sizes:
+            shape.append(length)
+            continue
+        size = min(length, sizes[axis])
+        count = -(-length // size)
+        widths[axis] = (0, count * size - length, 0)
+        shape += [count, size]
+    if math.prod(shape) > a.size:
         # Codes of zero fill up the last tile: they send no pulse and hold no weight.
-        widths = [(0, missing if i == axis else 0, 0) for i in range(a.ndim)]
         a = jax.lax.pad(a, a.dtype.type(0), widths)
-    return a.reshape(*a.shape[:axis], count, size, *a.shape[axis + 1 :])
+    return a.reshape(shape)
 
 
 @core.register_setting

@@ -168,11 +168,16 @@ def product_of(layer: Layer, values: Sequence[Any]) -> tuple[Any, Any]:
     return products[0].inputs, products[0].weights
 
 
+def _is_noiseless(crossbar: _crossbar.Crossbar) -> bool:
+    """Returns whether a crossbar's model is known to draw nothing."""
+    return bool(getattr(crossbar.model, "noiseless", False))
+
+
 def _steps(crossbar: _crossbar.Crossbar, product: _crossbar.MatrixProduct) -> tuple[Any, Any]:
     """Computes the values of one input code and one weight code."""
     return (
         _step(crossbar.input_step, product.inputs, crossbar.input_top),
-        _step(crossbar.weight_step, product.weights, crossbar.weight_top),
+        _step(crossbar.weight_step, product.parameter, crossbar.weight_top),
     )
 
 
@@ -186,17 +191,19 @@ def _multiplied(
 ) -> Any:
     if not crossbar.signed:
         product = product._replace(inputs=require_non_negative(site, product.inputs))
-    if chip is None and getattr(crossbar.model, "noiseless", False):
+    if chip is None and _is_noiseless(crossbar):
         key = None  # what is drawn for nothing is most of what there is to compile
     if chip is None and observe is None:
-        return _simulated(crossbar, key, product.inputs, product.weights)
+        return _simulated(crossbar, key, product.inputs, product.weights, product.parameter)
     return _passes(crossbar, key, product, chip, observe)
 
 
 @jax.jit
-def _simulated(crossbar: _crossbar.Crossbar, key: Any, inputs: Any, weights: Any) -> Any:
+def _simulated(
+    crossbar: _crossbar.Crossbar, key: Any, inputs: Any, weights: Any, parameter: Any
+) -> Any:
     """Multiplies on models: traced once for all products of one shape and kind of crossbar."""
-    product = _crossbar.MatrixProduct(inputs, weights, lambda y: y)
+    product = _crossbar.MatrixProduct(inputs, weights, lambda y: y, parameter)
     return _passes(crossbar, key, product, None, None)
 
 
@@ -208,14 +215,14 @@ def _passes(
     observe: Observe | None,
 ) -> Any:
     """Sends the inputs, negative ones in a pass of their own, and scales what is read out."""
-    inputs, vectors = product.inputs, product.inputs.shape[1]
+    inputs = product.inputs
     input_step, weight_step = _steps(crossbar, product)
     if crossbar.signed:
         # A pulse has no sign: negative inputs go in a second pass, whose counts are subtracted. The
         # passes are vectors beside one another on the same tiles.
         inputs = jax.lax.concatenate([inputs, -inputs], 1)
     part = _crossbar.pack_groups(
-        _crossbar.MatrixProduct(inputs, product.weights, lambda y: y),
+        product._replace(inputs=inputs, restore=lambda y: y),
         crossbar.rows,
         crossbar.columns,
     )
@@ -223,7 +230,10 @@ def _passes(
     w = _crossbar.encode_integers(
         part.weights, weight_step, -crossbar.weight_top, crossbar.weight_top
     )
-    tiles = _tiles(crossbar, key, a, w, chip)
+    gain = jnp.asarray(crossbar.gain, a.dtype)
+    if crossbar.sends > 1:
+        gain = gain * crossbar.sends
+    tiles = _tiles(crossbar, key, a, w, gain, chip)
     if observe is not None:
         low, high = _crossbar.signed_range(crossbar.output_bits)
         clipped = (
@@ -237,24 +247,22 @@ def _passes(
         observe(part, tiles, clipped)
     counts = part.restore(_summed(crossbar, tiles.counts, part.weights.shape[-1]))
     if crossbar.signed:
-        counts = counts[:, :vectors] - counts[:, vectors:]
-    gain = jnp.asarray(crossbar.gain, counts.dtype) * crossbar.sends
+        positive, negative = jnp.split(counts, 2, 1)
+        counts = positive - negative
     # A count is gain times a sum of products of codes, and codes count steps.
     return counts * (input_step * weight_step / gain)
 
 
 def _tiles(
-    crossbar: _crossbar.Crossbar, key: PRNGKeyArray | None, a: Any, w: Any, chip: Counts | None
-) -> TiledProduct:
+    crossbar: _crossbar.Crossbar, key: PRNGKeyArray | None, a: Any, w: Any, gain: Any,
+    chip: Counts | None,
+) -> TiledProduct:  # fmt: skip
     """Computes the converted counts of every tile of `[g, p, k]` by `[g, k, n]` codes."""
     # Inputs are shared by the tiles of a row, weights are each tile's own.
-    inputs = jnp.moveaxis(_crossbar.cut_into_tiles(a, crossbar.rows, 2), 2, 1)
-    weights = _crossbar.cut_into_tiles(
-        _crossbar.cut_into_tiles(w, crossbar.columns, 2), crossbar.rows, 1
-    )  # [g, tr, r, tc, c]
-    weights = jnp.moveaxis(weights, 3, 2)
+    inputs = _crossbar.cut_into_tiles(a, {2: crossbar.rows}).transpose(0, 2, 1, 3)
+    weights = _crossbar.cut_into_tiles(w, {1: crossbar.rows, 2: crossbar.columns})
+    weights = weights.transpose(0, 1, 3, 2, 4)  # from [g, tr, r, tc, c]
     model = crossbar.model
-    gain = jnp.asarray(crossbar.gain, a.dtype) * crossbar.sends
 
     def over_tiles(function: Callable[[Any, Any], Any]) -> Any:
         by_column = jax.vmap(function, (None, 0))
@@ -286,21 +294,27 @@ def _tiles(
 def _summed(crossbar: _crossbar.Crossbar, counts: Any, columns: int) -> Any:
     """Sums over row tiles digitally, `[g, p, n]`."""
     # Row tiles hold parts of one sum, column tiles different outputs.
-    total = counts.sum(1)
+    total = jax.lax.reduce_sum(counts, [1])
     if crossbar.sum_bits is not None:
         low, high = _crossbar.signed_range(crossbar.sum_bits)
         total = jnp.clip(total, low, high)
     groups, _, vectors, _ = total.shape
-    return jnp.moveaxis(total, 1, 2).reshape(groups, vectors, -1)[..., :columns]
+    return total.transpose(0, 2, 1, 3).reshape(groups, vectors, -1)[..., :columns]
 
 
 def _step(step: Any, x: Any, top: int) -> Any:
     """Returns the value of a code: as set, or such that the largest magnitude has the largest."""
     if step is not None:
         return jnp.asarray(step, x.dtype)
+    return _unit(jax.lax.reduce_max(jax.lax.abs(x), range(x.ndim)), top)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _unit(largest: Any, top: int) -> Any:
+    """Returns the value of a code of which the largest value has `top`: shared by all layers."""
     # No gradient through a scale, which would pull on the largest value alone.
-    largest = jax.lax.stop_gradient(jnp.abs(x).max())
-    return jax.lax.select(largest > 0, largest, jnp.ones((), x.dtype)) / top
+    largest = jax.lax.stop_gradient(largest)
+    return jax.lax.select(largest > 0, largest, jnp.ones((), largest.dtype)) / top
 
 
 def require_non_negative(site: str, x: Any) -> Any:
@@ -353,6 +367,8 @@ def with_chip(
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
         single_key("the first argument, a key,", key)
+        # A site's key is made of two equations, which nothing reads where nothing is drawn.
+        is_silent = chip is None and all(a is None or _is_noiseless(a) for a in spec.values())
 
         def rule(
             array: _crossbar.Crossbar, layer: Layer, site_key: PRNGKeyArray, *values: Any
@@ -366,7 +382,7 @@ def with_chip(
             ]
 
         arrays = functools.partial(crossbars, spec)
-        return interpret_sites(f, arrays, rule, key, args, kwargs, "analog")
+        return interpret_sites(f, arrays, rule, None if is_silent else key, args, kwargs, "analog")
 
     return g
 

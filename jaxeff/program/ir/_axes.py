@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 from jax import lax
 
 from jaxeff.program.ir import _primitives as prim
@@ -285,19 +286,31 @@ class Contraction:
         return x.transpose(batch + free + summed).reshape(*sizes)
 
     def _patches(self, x: Any) -> Any:
-        image, groups = self.layouts[0], self.groups
+        batch, channels, *places = self.layouts[0]
+        last = len(x.shape) - 1
+        # A kernel for each channel and tap, which copies this one entry; as channels, the taps are
+        # grouped, too.
+        taps = [self.shapes[1][axis] for axis in self.window(1)]
+        one = np.eye(self.taps, dtype=x.dtype).reshape(-1, 1, *taps)
+        kernel: Any = np.tile(one, (x.shape[channels], *(1,) * last))
         # Highest precision: patches are copies, which the default would round on a TPU.
-        patches = lax.conv_general_dilated_patches(
-            x.transpose(image),
-            [self.shapes[1][axis] for axis in self.window(1)],
+        patches = lax.conv_general_dilated(
+            x,
+            kernel,
             self.params["window_strides"],
             self.params["padding"],
             self.params["lhs_dilation"],
             self.params["rhs_dilation"],
+            lax.ConvDimensionNumbers(
+                (batch, channels, *places), tuple(range(last + 1)), (0, last, *range(1, last))
+            ),
+            feature_group_count=x.shape[channels],
             precision=lax.Precision.HIGHEST,
-        )  # [batch, channels * taps, *places]: as channels, the taps are grouped, too
-        patches = patches.reshape(x.shape[image[0]], groups, -1, math.prod(patches.shape[2:]))
-        return patches.transpose(1, 0, 3, 2).reshape(groups, -1, patches.shape[2])
+        )  # [batch, *places, channels * taps]
+        inputs = patches.shape[last] // self.groups
+        if self.groups == 1:
+            return patches.reshape(1, -1, inputs)
+        return patches.reshape(-1, self.groups, inputs).transpose(1, 0, 2)
 
     def restore(self, y: Any) -> Any:
         """Brings products of matrices, `[g, rows, out]`, to the shape of the node's result."""
@@ -305,11 +318,12 @@ class Contraction:
         if not self.is_convolution:
             # The result has the left operand's free axes first, which are the matrix's for side 0.
             return (y if self.side else y.mT).reshape(result)
-        out = self.layouts[2]
-        places = [result[axis] for axis in out[2:]]
-        y = y.reshape(self.groups, -1, math.prod(places), y.shape[-1]).transpose(1, 0, 3, 2)
-        y = y.reshape(len(y), self.groups * y.shape[2], *places)
-        return y.transpose(inverse(out))
+        batch, channels, *places = self.layouts[2]
+        sizes = [result[axis] for axis in places]
+        if self.groups > 1:
+            y = y.transpose(1, 0, 2)
+        y = y.reshape(-1, *sizes, y.shape[-1] * self.groups)
+        return y.transpose(inverse((batch, *places, channels)))
 
 
 def inverse(order: Sequence[int]) -> list[int]:
