@@ -56,6 +56,7 @@ from jaxeff.moment_propagation.rules import (
     map_linear,
     piecewise,
     relu,
+    relu_slope,
     sigmoid,
     silu,
     softplus,
@@ -682,10 +683,11 @@ def _moments(symbol: Any, value: Value, x: Any) -> Any:
             mask = jnp.where(x.mean > knot, truth, mask)
         return _values.AtMean(mask)
     dtype = value.aval.dtype
+    # The commonest kinked function has a rule, and an operator, of its own.
+    is_relu = symbol == polynomials.Pieces((0.0,), ((0.0,), (0.0, 1.0)))
 
     def apply(x: _values.Gaussian) -> _values.Gaussian:
-        # The commonest kinked function has a rule, and an operator, of its own.
-        if symbol == polynomials.Pieces((0.0,), ((0.0,), (0.0, 1.0))):
+        if is_relu:
             return relu(x)
         moments = piecewise(x, symbol.breaks, symbol.values)
         return _values.Gaussian(moments.mean.astype(dtype), moments.var.astype(dtype))
@@ -693,7 +695,8 @@ def _moments(symbol: Any, value: Value, x: Any) -> Any:
     result = apply(x)
     # Kept with what it is a function of, so that a max pooling can be taken before it.
     if polynomials.is_nondecreasing(symbol):
-        return _values.Activated(result.mean, result.var, _values.to_variance(x), apply)
+        before, slope = _values.to_variance(x), relu_slope if is_relu else None
+        return _values.Activated(result.mean, result.var, before, apply, slope)
     return result
 
 

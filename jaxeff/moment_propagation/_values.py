@@ -325,10 +325,12 @@ class Activated(Gaussian):
     Attributes:
         before: The Gaussian it is a function of, of the same shape.
         apply: The moments of the function, for a Gaussian of any shape.
+        slope: The derivative of its mean by the Gaussian's; None where that has no closed form.
     """
 
     before: Gaussian
     apply: Callable[[Gaussian], Gaussian] = field(metadata={"static": True})
+    slope: Callable[[Gaussian], Array] | None = field(default=None, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass

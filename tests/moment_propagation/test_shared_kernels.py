@@ -22,7 +22,8 @@ from jaxeff.moment_propagation import (
     is_gaussian,
     moments,
 )
-from jaxeff.nn import LeNet5
+from jaxeff.moment_propagation.rules import relu, relu_slope
+from jaxeff.nn import LeNet5, ResNet8
 from jaxeff.noise import Additive, noisy
 
 KEYS = iter(jax.random.split(jax.random.key(11), 200))
@@ -867,3 +868,31 @@ def test_a_deep_residual_stream_of_convolutions_is_named():
         jax.eval_shape(
             moments(stream(5, lambda x: x.mean((1, 2)))), [one.mean for one in w], noisy_input
         )
+
+
+@pytest.mark.parametrize("mean", [-2.0, -1e-3, 0.0, 0.3, 12.0])
+@pytest.mark.parametrize("var", [0.0, 1e-12, 1e-3, 4.0])
+def test_slope_of_relu_is_the_derivative_of_its_mean(mean, var):
+    """At every mean and variance, none and far away included; where the mean is zero, a half."""
+    x = Gaussian(jnp.float32(mean), jnp.float32(var))
+    at_mean = jax.grad(lambda m: relu(Gaussian(m, x.var)).mean)(x.mean) if mean else 0.5
+    np.testing.assert_allclose(relu_slope(x), at_mean, rtol=1e-5, atol=1e-6)
+
+
+def test_slopes_take_few_equations():
+    """An affine layer's slopes are numbers at hand, and helpers of equal shapes traced once."""
+
+    def count(jaxpr, seen):
+        if id(jaxpr) in seen:
+            return 0
+        seen.add(id(jaxpr))
+        inside = (sub.jaxpr for eqn in jaxpr.eqns for sub in sub_jaxprs(eqn))
+        return len(jaxpr.eqns) + sum(count(sub, seen) for sub in inside)
+
+    model = ResNet8(rngs=nnx.Rngs(0))
+    model.eval()
+    f, params = jaxeff.functional(model)
+    x = normal(2, 32, 32, 3)
+    own = count(jax.make_jaxpr(f)(params, x).jaxpr, set())
+    ours = count(jax.make_jaxpr(moments(f))(posterior(params), x).jaxpr, set())
+    assert ours <= 16 * own

@@ -14,6 +14,7 @@ from jaxeff.moment_propagation.rules._activations import gauss_pair as gauss_pai
 from jaxeff.moment_propagation.rules._activations import is_uniform as is_uniform
 from jaxeff.moment_propagation.rules._activations import piecewise as piecewise
 from jaxeff.moment_propagation.rules._activations import relu as relu
+from jaxeff.moment_propagation.rules._activations import relu_slope as relu_slope
 from jaxeff.moment_propagation.rules._arithmetic import bilinear as bilinear
 from jaxeff.moment_propagation.rules._arithmetic import map_linear as map_linear
 from jaxeff.moment_propagation.rules._extremes import maximum as maximum

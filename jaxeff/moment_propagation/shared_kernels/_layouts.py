@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -232,19 +233,20 @@ class PositionContraction:
         numbers = lax.ConvDimensionNumbers(image, (last, last - 1, *range(last - 1)), image)
         return p.conv_general_dilated_p.bind(x, kernel, **{**q, "dimension_numbers": numbers})
 
-    def by_tap(self, x: Array) -> Array:
+    def by_tap(self, kernel: Array, sizes: tuple[int, ...]) -> Array:
         """Returns the share of the result's positions at which each tap reads one of the image's.
 
         Args:
-            x: The image, `[batch, *positions, channels]`.
+            kernel: The kernel, whose dtype the shares have.
+            sizes: The image's numbers of positions by axis.
 
         Returns:
-            `[batch, taps, 1, 1, 1]`.
+            `[1, taps, 1, 1, 1]`: the same for all examples.
         """
         shares = np.ones(1)
-        for reads in self._reads(x.shape[1:-1]):
+        for reads in self._reads(sizes):
             shares = np.outer(shares, reads).ravel()
-        return jnp.broadcast_to(shares[:, None, None, None], (len(x), len(shares), 1, 1, 1))
+        return jnp.asarray(shares.reshape(1, -1, 1, 1, 1), kernel.dtype)
 
     def _reads(self, sizes: tuple[int, ...]) -> list[Any]:
         """Computes the shares of `by_tap`, axis by axis."""
@@ -276,7 +278,10 @@ class PositionContraction:
         Returns:
             `[batch, in, out]`; its diagonal `[batch, channels]` if it is depthwise.
         """
-        return self.joined(over_taps(self.by_group(kernel) * read))
+        by_group = self.by_group(kernel)
+        return self.joined(
+            (by_group * read).sum(1) if len(read) == 1 else over_taps(by_group * read)
+        )
 
     def joined(self, blocks: Array) -> Array:
         """Puts matrices of groups, `[batch, in, groups, out]`, into one, as `slopes` returns it."""
@@ -449,6 +454,7 @@ Windows = Array | tuple[Array, ...]
 _FEW_TAPS = 25  # a kernel of 5 by 5
 
 
+@jax.jit
 def over_taps(x: Array) -> Array:
     """Sums `[batch, taps, ...]` over taps."""
     if x.shape[1] > _FEW_TAPS:

@@ -32,15 +32,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxeff.core import Literal, jax_internals
+from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import _attention
 from jaxeff.moment_propagation._propagation import Environment, propagate
-from jaxeff.moment_propagation._values import Gaussian, is_random, to_variance
+from jaxeff.moment_propagation._values import Activated, Gaussian, is_random, to_variance
 from jaxeff.moment_propagation.shared_kernels import _channels as channels
 from jaxeff.moment_propagation.shared_kernels import _layouts, _plan, _terms
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Value
+from jaxeff.program.ir import primitives as prim
 
 _LINEAR = {"linear", "matmul", "shape"}
+_KINKED = {p.max_p, p.custom_jvp_call_p}
+_SUMS = {p.add_p, p.add_jaxvals_p, p.sub_p}
+_LINEAR_OF_ONE = prim.MOVES | {p.neg_p, p.convert_element_type_p, p.copy_p, p.name_p}
 
 Moments = Callable[..., Sequence[Any]]
 """The diagonal pass: `moments(layer, *values)`."""
@@ -124,7 +130,8 @@ def _contracted(
         _terms.marginalise(noise, source)
         a, s = noise.amplitudes[source].reshape(m.shape), noise.variances[source]
         common = a * a * _terms.spread(s, m)
-        slopes = read.slopes(w, read.by_tap(a).astype(w.dtype))
+        slopes = read.slopes(w, read.by_tap(w, a.shape[1:-1]))
+        slopes = jnp.broadcast_to(slopes, (len(a), *slopes.shape[1:]))
         term = replace(
             term,
             variance=_variance_through(slopes, noise.covariances[source, source], s),
@@ -184,19 +191,26 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
         return outputs
     parts: list[list[_terms.NoiseTerm]] = []
     for v in sources:
+        slope = None
+        if v in noise.terms or _layouts.keeps_entries(layer, v):
+            slope = along(v, None)
+            slope = None if slope is None else _layouts.canonical(slope, layout)
         if v in noise.terms:
-            slope = _layouts.canonical(along(v, jnp.ones(v.aval.shape, v.aval.dtype)), layout)
-            parts.append(_terms.gated(noise.terms[v], slope))
+            parts.append(list(_terms.gated(noise.terms[v], slope)))
             continue
         a, s = noise.amplitudes[v], noise.variances[v]
-        step = _layouts.canonical(along(v, _layouts.restored(a, layouts[v])), layout)
-        parts.append([_terms.EntryTerm(step, s, v)])
-        if _layouts.keeps_entries(layer, v):
-            slope = _layouts.canonical(along(v, jnp.ones(v.aval.shape, v.aval.dtype)), layout)
-            var = _layouts.canonical(to_variance(operands[v]).var, layout)
-            parts[-1].append(
-                _terms.ResidualTerm(slope, jnp.maximum(var - a * a * _terms.spread(s, a), 0), 1.0)
-            )
+        if not _layouts.keeps_entries(layer, v):
+            step = along(v, _layouts.restored(a, layouts[v]))
+            parts.append([_terms.EntryTerm(_layouts.canonical(step, layout), s, v)])
+            continue
+        # Each entry is made of the same one, so the slope there is all that a step needs.
+        var = _layouts.canonical(to_variance(operands[v]).var, layout)
+        residual = jnp.maximum(var - a * a * _terms.spread(s, a), 0)
+        whole: list[_terms.NoiseTerm] = [
+            _terms.EntryTerm(a, s, v),
+            _terms.ResidualTerm(jnp.ones_like(a), residual, 1.0),
+        ]
+        parts.append(_terms.gated(whole, slope))
     for v, is_number in shared.items():
         step = _layouts.canonical(along(v, _terms.root(to_variance(operands[v]).var)), layout)
         one = jnp.ones((len(step), step.shape[-1]), step.dtype)
@@ -500,16 +514,31 @@ def terms_of(noise: _terms.SharedNoise, value: Value, var: Array) -> Sequence[_t
     return [_terms.EntryTerm(a, s, value), _terms.ResidualTerm(jnp.ones_like(a), residual, 1.0)]
 
 
+Along = Callable[[Value, Array | None], Any]
+"""Returns what a step of an operand's mean makes of a result's; None is one everywhere, which only
+the answer to that may be."""
+
+
 def _slopes(
     moments: Moments, layer: Layer, operand_of: dict[Value, Any], chosen: Sequence[Value]
-) -> tuple[Callable[[Value, Array], Array] | None, Sequence[Any]]:
+) -> tuple[Along | None, Sequence[Any]]:
     """Returns a function of an operand and a step of its mean, and the layer's moments.
 
     There is no function where nothing is followed, or the result is certain.
     """
+    operands = [operand_of[v] for v in layer.inputs]
     if not chosen:
-        return None, moments(layer, *(operand_of[v] for v in layer.inputs))
+        return None, moments(layer, *operands)
+    if _is_multilinear(layer, [v for v in layer.inputs if is_random(operand_of[v])]):
+        outputs = moments(layer, *operands)
+        return (_along_means(layer, operand_of) if is_random(outputs[0]) else None), outputs
     spreads = {v: to_variance(operand_of[v]) for v in chosen}
+    if len(chosen) == 1 and [node.primitive in _KINKED for node in layer.nodes] == [True]:
+        outputs = moments(layer, *operands)
+        known = _known_slope(outputs[0], spreads[chosen[0]])
+        if known is not None:
+            slope = known
+            return (lambda _, step: slope if step is None else slope * step), outputs
 
     def mean_of(at: Sequence[Array]) -> tuple[Array, Sequence[Any]]:
         moved = dict(zip(chosen, at, strict=True))
@@ -526,13 +555,81 @@ def _slopes(
     if not is_random(outputs[0]):
         return None, outputs
 
-    def along(value: Value, step: Array) -> Array:
+    def along(value: Value, step: Array | None) -> Array:
         steps = [
-            step if v is value else jnp.zeros_like(m) for v, m in zip(chosen, start, strict=True)
+            jnp.zeros_like(m) if v is not value else jnp.ones_like(m) if step is None else step
+            for v, m in zip(chosen, start, strict=True)
         ]
         return pushed(steps)
 
     return along, outputs
+
+
+def _known_slope(result: Any, of: Gaussian) -> Array | None:
+    """Returns the slope of a function of the same entries that has one in closed form."""
+    if not isinstance(result, Activated) or result.slope is None:
+        return None
+    return result.slope(of) if result.before.mean is of.mean else None
+
+
+def _is_multilinear(layer: Layer, random: Collection[Value]) -> bool:
+    """Returns whether a result's mean is the layer's function of its operands', linear in each."""
+    made_of = {v: {v} for v in random}
+    for node in layer.nodes:
+        parts = [made_of.get(v, set()) for v in node.values]
+        every = set[Value]().union(*parts)
+        if not every:
+            continue
+        # Factors that are made of different operands are independent.
+        is_product = node.primitive is p.mul_p and sum(map(len, parts)) == len(every)
+        if not is_product and node.primitive not in _SUMS | _LINEAR_OF_ONE:
+            return False
+        made_of.update((v, every) for v in node.outputs)
+    return True
+
+
+def _along_means(layer: Layer, operand_of: Mapping[Value, Any]) -> Along:
+    """Makes the slopes of a multilinear function, by its equations that a step passes."""
+    means = {v: to_variance(x).mean if is_random(x) else x for v, x in operand_of.items()}
+    maker = {v: node for node in layer.nodes for v in node.outputs}
+    result = layer.outputs[0]
+
+    def mean(atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return atom.val
+        if atom not in means:
+            node = maker[atom]
+            values = jax_internals.bind(node.eqn, *map(mean, node.inputs))
+            means.update(zip(node.outputs, values, strict=True))
+        return means[atom]
+
+    def full(step: Array | None, value: Value) -> Array:
+        aval = value.aval
+        return jnp.broadcast_to(jnp.ones((), aval.dtype) if step is None else step, aval.shape)
+
+    def along(value: Value, step: Array | None) -> Array | None:
+        steps = {value: step}
+        for node in layer.nodes:
+            reached = [i for i, a in enumerate(node.inputs) if isinstance(a, Value) and a in steps]
+            if not reached:
+                continue
+            after, *rest = (steps[node.inputs[i]] for i in reached)
+            if node.primitive is p.mul_p:
+                factor = mean(node.inputs[1 - reached[0]])
+                after = factor if after is None else after * factor
+            elif rest or node.primitive not in _SUMS or (node.primitive is p.sub_p and reached[0]):
+                # Other than a step of one term alone, which a sum leaves as it is.
+                operands = [
+                    full(steps[a], a) if i in reached else jnp.zeros(a.aval.shape, a.aval.dtype)
+                    for i, a in enumerate(node.inputs)
+                ]
+                (after,) = jax_internals.bind(node.eqn, *operands)
+            steps[node.outputs[0]] = after
+        after = steps[result]
+        ones = after is None and value.aval.shape == result.aval.shape
+        return after if ones else full(after, result)
+
+    return along
 
 
 CONTRACTION = _plan.SharingRule(_plan.match_contraction, contraction, resolves=True, is_dense=True)

@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 from jaxeff.moment_propagation.shared_kernels import _layouts as layouts
@@ -164,12 +166,16 @@ def mean_over_positions(x: Array) -> Array:
 
 def diagonal(matrices: Array) -> Array:
     """Takes the diagonals of matrices, `[batch, ..., channels]`."""
-    return jnp.einsum("...cc->...c", matrices)
+    *outer, count, _ = matrices.shape
+    return matrices.reshape(*outer, count * count)[..., :: count + 1]
 
 
 def matrix(diagonals: Array) -> Array:
     """Makes diagonal matrices, `[batch, channels, channels]`."""
-    return diagonals[:, :, None] * jnp.eye(diagonals.shape[-1], dtype=diagonals.dtype)
+    batch, count = diagonals.shape
+    # Row by row, there are as many zeros between two entries of a diagonal as channels.
+    flat = lax.pad(diagonals, jnp.zeros((), diagonals.dtype), [(0, 0, 0), (0, 0, count)])
+    return flat.reshape(batch, count, count)
 
 
 def spread(x: Array, like: Array) -> Array:
@@ -177,6 +183,7 @@ def spread(x: Array, like: Array) -> Array:
     return x.reshape(x.shape[0], *(1,) * (like.ndim - 2), x.shape[-1])
 
 
+@jax.jit
 def divided(x: Array, y: Array) -> Array:
     """Divides; one where the divisor is next to zero, with finite derivatives."""
     # The noise of a dead channel underflows: quotients of what is left of it may overflow.
@@ -184,6 +191,7 @@ def divided(x: Array, y: Array) -> Array:
     return jnp.where(zero, 1, x / jnp.where(zero, 1, y))
 
 
+@jax.jit
 def root(x: Array) -> Array:
     """Computes the square root, whose derivative at zero is zero."""
     positive = x > 0
@@ -226,9 +234,9 @@ class EntryTerm:
     def slopes(self) -> None:
         """None: channels keep their noise."""
 
-    def marginalise(self, weight: Array | float = 1.0) -> Reached:
+    def marginalise(self, weight: Array | None = None) -> Reached:
         """Computes what reaches the mean of the entries times a weight."""
-        mean = mean_over_positions(self.gate * weight)
+        mean = mean_over_positions(_weighed(self.gate, weight))
         unshared = jnp.zeros_like(mean)
         if self.source is not None:
             return Reached(mean, unshared, self._of_source)
@@ -265,18 +273,19 @@ class ContractionTerm:
     through: tuple[Array, Array] | None = None
     slopes: Array | None = None
 
-    def marginalise(self, weight: Array | float = 1.0) -> Reached:
+    def marginalise(self, weight: Array | None = None) -> Reached:
         """Computes what reaches the mean of the entries times a weight."""
         read, gate, (w, v) = self.read, self.gate, self.kernel
         taps, by_group = read.taps, read.by_group(v)
-        of_kernel = by_group * taps.let_through(self.image, gate * weight)
+        through = _weighed(gate, weight)
+        of_kernel = by_group * taps.let_through(self.image, through)
         entries = gate * taps.apply(self.image, of_kernel, gate)
         # The sum of v L^2 over weights, of which L v is in the entries.
-        unshared = jnp.maximum(mean_over_positions(entries * weight), 0)
+        unshared = jnp.maximum(mean_over_positions(_weighed(entries, weight)), 0)
         if self.through is None:
             return Reached(None, unshared, lambda _: entries)
         amplitude, s = self.through
-        reached = taps.let_through(amplitude, gate * weight)
+        reached = taps.let_through(amplitude, through)
         varied = reached * by_group * _by_group(read, s)
         more = layouts.over_taps(varied * reached).sum(1).reshape(len(gate), -1)
 
@@ -308,17 +317,27 @@ class ResidualTerm:
     share: float
     source: None = None
 
-    def marginalise(self, weight: Array | float = 1.0) -> Reached:
+    def marginalise(self, weight: Array | None = None) -> Reached:
         """Computes what reaches the mean of the entries times a weight."""
-        gate, var = self.gate, self.variance
-        through = gate * weight
-        less = spread(self.share * mean_over_positions(through), gate)
-        entries = gate * (through - less) * var * (var.shape[-1] / (var.size // len(var)))
-        unshared = mean_over_positions(entries * weight)
-        positive = jnp.maximum(unshared, 0)
-        return Reached(
-            None, positive, lambda _: entries * spread(divided(positive, unshared), entries)
-        )
+        unshared, covariance = _of_rest(self.gate, self.variance, self.share, weight)
+        return Reached(None, unshared, lambda _: covariance)
+
+
+# Traced once for each shape.
+@functools.partial(jax.jit, static_argnames="share")
+def _of_rest(gate: Array, var: Array, share: float, weight: Array | None) -> tuple[Array, Array]:
+    """Computes the variance of `ResidualTerm`'s part of the mean, and each entry's with it."""
+    through = _weighed(gate, weight)
+    less = spread(share * mean_over_positions(through), gate)
+    entries = gate * (through - less) * var * (var.shape[-1] / (var.size // len(var)))
+    unshared = mean_over_positions(_weighed(entries, weight))
+    positive = jnp.maximum(unshared, 0)
+    return positive, entries * spread(divided(positive, unshared), entries)
+
+
+def _weighed(entries: Array, weight: Array | None) -> Array:
+    """Multiplies by a weight, if there is any."""
+    return entries if weight is None else entries * weight
 
 
 class LinearMap(NamedTuple):
@@ -367,9 +386,9 @@ class MixedTerm:
             lambda x: then.squared(self.gate**2 * self.map.squared(x)),
         )
 
-    def marginalise(self, weight: Array | float = 1.0) -> Reached:
+    def marginalise(self, weight: Array | None = None) -> Reached:
         """Computes what reaches the mean of the results times a weight."""
-        through = self.map.adjoint(self.gate * weight)
+        through = self.map.adjoint(_weighed(self.gate, weight))
         # A mean is a sum over the number of positions, which the function has changed.
         share = (through.size // through.shape[-1]) / (self.gate.size // self.gate.shape[-1])
         reached = self.inner.marginalise(through * share)
@@ -397,9 +416,9 @@ class CrossedTerm:
     variance: Array
     source: Value
 
-    def marginalise(self, weight: Array | float = 1.0) -> Reached:
+    def marginalise(self, weight: Array | None = None) -> Reached:
         """Computes what reaches the mean of the entries times a weight."""
-        reached = self.steps * (self.gate * weight)[..., None, :]
+        reached = self.steps * _weighed(self.gate, weight)[..., None, :]
         slopes = reached.mean(tuple(range(1, reached.ndim - 2)))
 
         def covariance(of_source: Array | None) -> Array:
@@ -426,9 +445,9 @@ class AlikeTerm:
     source: Value
     slopes: Array
 
-    def marginalise(self, weight: Array | float = 1.0) -> Reached:
+    def marginalise(self, weight: Array | None = None) -> Reached:
         """Computes what reaches the mean of the entries times a weight."""
-        mean = mean_over_positions(self.gate * weight)
+        mean = mean_over_positions(_weighed(self.gate, weight))
 
         def covariance(of_source: Array | None) -> Array:
             assert of_source is not None
@@ -441,8 +460,10 @@ class AlikeTerm:
 NoiseTerm = AlikeTerm | EntryTerm | ContractionTerm | ResidualTerm | MixedTerm | CrossedTerm
 
 
-def gated(terms: Sequence[NoiseTerm], slope: Array) -> list[NoiseTerm]:
-    """Multiplies what terms do to entries by the slope of a function of these."""
+def gated(terms: Sequence[NoiseTerm], slope: Array | None) -> list[NoiseTerm]:
+    """Multiplies what terms do to entries by the slope of a function of these; None is one."""
+    if slope is None:
+        return list(terms)
     return [replace(term, gate=term.gate * slope) for term in terms]
 
 
@@ -496,11 +517,11 @@ def marginalise(noise: SharedNoise, value: Value) -> None:
     terms = noise.terms.pop(value)
     reached = [(term.source, term.marginalise()) for term in terms]
     total, with_others = _combined(noise, reached)
-    var = jnp.maximum(diagonal(total), 0)
     covariance = _sum(
         [one.covariance(None if v is None else with_others.get(v)) for v, one in reached]
     )
-    noise.record(value, divided(covariance, spread(var, covariance)), total, with_others)
+    noise.record(value, covariance, total, with_others)
+    noise.amplitudes[value] = divided(covariance, spread(noise.variances[value], covariance))
 
 
 def _alike(covariances: Sequence[Array]) -> Sequence[Array]:
