@@ -170,10 +170,10 @@ def relu_slope(x: _values.Gaussian) -> Array:
     """Computes the derivative of the mean of max(x, 0) by the mean of x, P(x > 0)."""
     t = _values.near(jnp.abs(x.mean) * _values.inverse_std(x.var))
     # Where the variance is no more than rounding, it is the function's own slope.
-    whole = x.var + _values.variance_floor(x.var.dtype)
-    part = jnp.where(x.mean == 0, 0.5 * whole, x.var * _values.tail(t).prob)
+    positive = x.var + _values.variance_floor(x.var.dtype)
+    part = jnp.where(x.mean == 0, 0.5 * positive, x.var * _values.tail(t).prob)
     # The division comes last: XLA keeps its result, which many read, as in `tail`.
-    return jnp.where(x.mean > 0, whole - part, part) / whole
+    return jnp.where(x.mean > 0, positive - part, part) / positive
 
 
 def piecewise(

@@ -205,12 +205,7 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
             continue
         # Each entry is made of the same one, so the slope there is all that a step needs.
         var = _layouts.canonical(to_variance(operands[v]).var, layout)
-        residual = jnp.maximum(var - a * a * _terms.spread(s, a), 0)
-        whole: list[_terms.NoiseTerm] = [
-            _terms.EntryTerm(a, s, v),
-            _terms.ResidualTerm(jnp.ones_like(a), residual, 1.0),
-        ]
-        parts.append(_terms.gated(whole, slope))
+        parts.append(_terms.gated(_entry_terms(a, s, var, v), slope))
     for v, is_number in shared.items():
         step = _layouts.canonical(along(v, _terms.root(to_variance(operands[v]).var)), layout)
         one = jnp.ones((len(step), step.shape[-1]), step.dtype)
@@ -229,6 +224,17 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
     var = _layouts.canonical(result.var, layout) + extra
     var = jnp.maximum(var, jnp.maximum(alone + extra, 0))
     return [Gaussian(result.mean, _layouts.restored(var, layout))]
+
+
+def _entry_terms(
+    amplitudes: Array, variances: Array, var: Array, source: Value
+) -> list[_terms.NoiseTerm]:
+    """Divides the variance of entries into what channels have in common and the rest."""
+    residual = jnp.maximum(var - amplitudes * amplitudes * _terms.spread(variances, amplitudes), 0)
+    return [
+        _terms.EntryTerm(amplitudes, variances, source),
+        _terms.ResidualTerm(jnp.ones_like(amplitudes), residual, 1.0),
+    ]
 
 
 def _is_move(layer: Layer, value: Value, layouts: Mapping[Value, Axes]) -> bool:
