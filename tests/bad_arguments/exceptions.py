@@ -72,6 +72,7 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.dirty_mnist.mix_codes", "labels", "too large"): "labels are compared, not counted",
     ("jaxeff.compression.dequantize", "codes", "*"): "codes are any numbers of a grid's dtype",
     ("jaxeff.compression.straight_through", "*", "empty"): "JAX names the two shapes",
+    ("jaxeff.compression.straight_through", "x", "NaN"): "y says what becomes of it",
     ("jaxeff.bayes.mixing", "values", "NaN"): "R-hat is infinite: chains that didn't converge",
     ("jaxeff.robustness.bin_edges", "arrays", "NaN in one"): "edges of the values that are finite",
     ("jaxeff.robustness.bin_edges", "arrays", "an array"): "iterated over",
