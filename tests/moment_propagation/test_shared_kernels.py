@@ -893,6 +893,6 @@ def test_slopes_take_few_equations():
     model.eval()
     f, params = jaxeff.functional(model)
     x = normal(2, 32, 32, 3)
-    own = count(jax.make_jaxpr(f)(params, x).jaxpr, set())
+    least = count(jax.make_jaxpr(f)(params, x).jaxpr, set())
     ours = count(jax.make_jaxpr(moments(f))(posterior(params), x).jaxpr, set())
-    assert ours <= 16 * own
+    assert ours <= 16 * least

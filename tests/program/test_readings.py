@@ -168,11 +168,12 @@ def test_layers_without_a_setting_have_no_key(counted):
     def deep(params, x):
         return f(params, x) @ jnp.eye(3)
 
+    noisy = Crossbar(gain=0.01, model=Linear(0.1))  # of one that draws nothing nobody makes a key
     folded = [
         sum(
             eqn.primitive.name == "random_fold_in" for eqn in jax.make_jaxpr(g)(KEY, PARAMS, X).eqns
         )
-        for g in (analog(h, {"w": Crossbar(gain=0.01)}) for h in (f, deep))
+        for g in (analog(h, {"w": noisy}) for h in (f, deep))
     ]
     assert folded == [2, 2]
 
