@@ -392,10 +392,10 @@ def _fit(
     for path, spec in expected.items():
         if path not in leaves:
             dotted = path.replace("/", ".") in leaves
-            hint = " A state_dict goes into the module: model.load_state_dict(...)." * dotted
+            hint = " A state_dict goes into the module: model.load_state_dict(...)."
             raise ValueError(
                 f"{name}: {what} {path!r} is missing, expected {_show(spec)}; "
-                f"given are {sorted(leaves)}.{hint}"
+                f"given are {sorted(leaves)}.{hint if dotted else ''}"
             )
     for path, leaf in leaves.items():
         if path not in expected:

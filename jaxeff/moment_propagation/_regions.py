@@ -635,6 +635,7 @@ _SMOOTH = {p.erf_p, p.erfc_p, p.tanh_p, p.logistic_p, p.exp_p, p.custom_jvp_call
 
 
 def _logit(share: float) -> float:
+    """Returns the number whose sigmoid is a share, to as many digits as float32 tells, or 0."""
     return round(math.log(share / (1 - share)), 5) if 0 < share < 1 else 0.0
 
 

@@ -137,7 +137,7 @@ def _to_integer(part: Array, exponent: Array, most: int) -> Any:
 LIMIT = 2**29
 """Largest magnitude of bias plus shortcut in an accumulator; products may add twice it."""
 FILLED = 26, 30
-"""Bits that short sums may fill with guard bits, and long ones; a bias has eight times as much."""
+"""Bits that a short sum fills with guard bits, and what a long one may; see `guard_bits`."""
 LONG = 64
 """Products from which on a sum is long."""
 

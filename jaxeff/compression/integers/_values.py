@@ -468,9 +468,10 @@ class PendingProduct(IntegerValue):
 def _beside(codes: Array, unit: Array, least: Array) -> tuple[Array, Array]:
     """Makes an accumulator's unit so large that a bias or a shortcut fits, and codes to match.
 
-    Products that are small beside what is added to them have finer units than it fits into. One
-    fills 2^26 units at most, and errors grow as sqrt(depth), as units do: codes of the weights that
-    are rounded anew move a sum by about what is added / 2^11, which no grid of 8 bits shows.
+    Products that are small beside what is added to them have finer units than it fits into. Short
+    sums fill 2^26 units at most, so that codes of the weights that are rounded anew move one by
+    less than what is added / 2^11, which no grid of 8 bits shows. Long sums have finer units, by
+    the root of their number of products, and the errors of so many add up to no more than that.
     """
     # Unchanged where it fits already, which is nearly everywhere: then codes keep their bits.
     large = jnp.where(jnp.abs(unit) < least, jnp.where(unit < 0, -least, least), unit)

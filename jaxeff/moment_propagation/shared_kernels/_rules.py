@@ -44,7 +44,7 @@ from jaxeff.program.ir import Axes, Value
 from jaxeff.program.ir import primitives as prim
 
 _LINEAR = {"linear", "matmul", "shape"}
-_KINKED = {p.max_p, p.custom_jvp_call_p}
+_KINKED = {p.max_p, p.custom_jvp_call_p}  # what a ReLU is written by
 _SUMS = {p.add_p, p.add_jaxvals_p, p.sub_p}
 _LINEAR_OF_ONE = prim.MOVES | {p.neg_p, p.convert_element_type_p, p.copy_p, p.name_p}
 
@@ -191,21 +191,16 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
         return outputs
     parts: list[list[_terms.NoiseTerm]] = []
     for v in sources:
-        slope = None
-        if v in noise.terms or _layouts.keeps_entries(layer, v):
-            slope = along(v, None)
-            slope = None if slope is None else _layouts.canonical(slope, layout)
-        if v in noise.terms:
-            parts.append(list(_terms.gated(noise.terms[v], slope)))
-            continue
-        a, s = noise.amplitudes[v], noise.variances[v]
         if not _layouts.keeps_entries(layer, v):
-            step = along(v, _layouts.restored(a, layouts[v]))
-            parts.append([_terms.EntryTerm(_layouts.canonical(step, layout), s, v)])
+            step = along(v, _layouts.restored(noise.amplitudes[v], layouts[v]))
+            step = _layouts.canonical(step, layout)
+            parts.append([_terms.EntryTerm(step, noise.variances[v], v)])
             continue
         # Each entry is made of the same one, so the slope there is all that a step needs.
+        slope = along(v, None)
+        slope = None if slope is None else _layouts.canonical(slope, layout)
         var = _layouts.canonical(to_variance(operands[v]).var, layout)
-        parts.append(_terms.gated(_entry_terms(a, s, var, v), slope))
+        parts.append(_terms.gated(terms_of(noise, v, var), slope))
     for v, is_number in shared.items():
         step = _layouts.canonical(along(v, _terms.root(to_variance(operands[v]).var)), layout)
         one = jnp.ones((len(step), step.shape[-1]), step.dtype)
@@ -224,17 +219,6 @@ def pointwise(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequenc
     var = _layouts.canonical(result.var, layout) + extra
     var = jnp.maximum(var, jnp.maximum(alone + extra, 0))
     return [Gaussian(result.mean, _layouts.restored(var, layout))]
-
-
-def _entry_terms(
-    amplitudes: Array, variances: Array, var: Array, source: Value
-) -> list[_terms.NoiseTerm]:
-    """Divides the variance of entries into what channels have in common and the rest."""
-    residual = jnp.maximum(var - amplitudes * amplitudes * _terms.spread(variances, amplitudes), 0)
-    return [
-        _terms.EntryTerm(amplitudes, variances, source),
-        _terms.ResidualTerm(jnp.ones_like(amplitudes), residual, 1.0),
-    ]
 
 
 def _is_move(layer: Layer, value: Value, layouts: Mapping[Value, Axes]) -> bool:
@@ -521,8 +505,9 @@ def terms_of(noise: _terms.SharedNoise, value: Value, var: Array) -> Sequence[_t
 
 
 Along = Callable[[Value, Array | None], Any]
-"""Returns what a step of an operand's mean makes of a result's; None is one everywhere, which only
-the answer to that may be."""
+"""`along(operand, step)`: by how much a step of an operand's mean moves the result's.
+
+None is a step of one everywhere, and the same as an answer to it."""
 
 
 def _slopes(
@@ -539,7 +524,7 @@ def _slopes(
         outputs = moments(layer, *operands)
         return (_along_means(layer, operand_of) if is_random(outputs[0]) else None), outputs
     spreads = {v: to_variance(operand_of[v]) for v in chosen}
-    if len(chosen) == 1 and [node.primitive in _KINKED for node in layer.nodes] == [True]:
+    if len(chosen) == len(layer.nodes) == 1 and layer.nodes[0].primitive in _KINKED:
         outputs = moments(layer, *operands)
         known = _known_slope(outputs[0], spreads[chosen[0]])
         if known is not None:

@@ -192,6 +192,7 @@ def _emit_inner(
         if integers(source.op, "permutation") != [1, 0]:
             return None
         rhs = source.operands[0]
+        # A weight's transpose is made once and for all, and multiplied as any matrix.
         if e.is_read_once(rhs):
             return None
     lanes = lanes_of(lhs.type.shape[-1])
