@@ -291,6 +291,16 @@ def test_grids_that_no_operator_has_stay_in_float(tmp_path):
     assert not nodes_of(tmp_path / "b.onnx", "DequantizeLinear")
 
 
+@pytest.mark.parametrize(
+    "config", [((0, 0, 1), (0, 0, 0)), ((1, -2, 2), (-1, 3, 1)), ((0, 9, 3), (2, 0, 0))]
+)
+def test_padding_between_elements_and_below_zero(config, tmp_path):
+    def padded(w, x):
+        return jax.lax.pad(x @ w, jnp.float32(0.5), config)
+
+    assert_same(tmp_path / "p.onnx", padded, W, W.T.copy()[:, :3])
+
+
 def window(x, start, reduce):
     return jax.lax.reduce_window(x, start, reduce, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
@@ -423,7 +433,6 @@ def test_refusals_are_named(tmp_path):
         "pooling with dilation": lambda w, x: jax.lax.reduce_window(
             x, -np.inf, jax.lax.max, (1, 2), (1, 1), "VALID", window_dilation=(1, 2)
         ),
-        "`pad` between elements": lambda w, x: jax.lax.pad(x, 0.0, ((0, 0, 1), (0, 0, 0))),
         "convolution with negative padding": lambda w, x: jax.lax.conv_general_dilated(
             x[None], w[None], (1,), [(-1, 0)], dimension_numbers=("NWC", "WIO", "NWC")
         ),

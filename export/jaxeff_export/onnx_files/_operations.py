@@ -261,10 +261,25 @@ def _reverse(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
 
 
 def _pad(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
-    low, high, inner = zip(*eqn.params["padding_config"], strict=True)
-    if any(inner) or min(*low, *high, 0) < 0:
-        raise OnnxError("to_onnx: `pad` between elements or by less than zero isn't written yet.")
-    return g.emit("Pad", [values[0], integers([*low, *high]), values[1]])
+    x, between = values
+    shape = list(eqn.invars[0].aval.shape)
+    low, high, inner = (
+        list(numbers) for numbers in zip(*eqn.params["padding_config"], strict=True)
+    )
+    for axis, count in enumerate(inner):
+        if count == 0 or shape[axis] < 2:
+            continue
+        # ONNX pads edges only: each element becomes a row, the row gets its padding behind it, and
+        # what follows the last element is cut off by the edge's padding below.
+        x = g.emit("Unsqueeze", [x, integers([axis + 1])])
+        edges = [0] * (2 * len(shape) + 2)
+        edges[len(shape) + 1 + axis + 1] = count
+        x = g.emit("Pad", [x, integers(edges), between])
+        shape[axis] *= count + 1
+        x = g.reshape(x, shape)
+        high[axis] -= count
+    # `Pad` of less than zero cuts.
+    return g.emit("Pad", [x, integers([*low, *high]), between])
 
 
 def _stack(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
