@@ -272,3 +272,13 @@ def test_a_dear_chain_walks_whole_channels_in_vectors():
     extents = [int(loop.extent) for loop in loops_of(mod)]
     assert 32 in extents
     assert_agrees(f, w, x, rtol=1e-5)
+
+
+def test_what_only_named_values_compute_is_defined_before_them():
+    # A row and its weight are named, and where a vector begins is computed in these names first.
+    def weighted(w, x):
+        return (w[0, :, :, 0, :, None].reshape(9, 1, 1, 1) * x).sum(0, keepdims=True)
+
+    w = np.linspace(-1, 1, 9, dtype=np.float32).reshape(1, 9, 1, 1, 1)
+    x = np.linspace(0, 3, 9 * 32, dtype=np.float32).reshape(9, 1, 32, 1)
+    assert_agrees(weighted, w, x)

@@ -210,7 +210,10 @@ def ready_to_lower(mod: tvm.IRModule) -> tvm.IRModule:
     # Bit casts move into the branches of choices while these are still expressions, then long
     # chains become locals: TVM's later passes take exponential time in chains of lets.
     products = tir.overlap_tiles(tir.unpair_products(mod))
-    return tir.lets_to_locals(narrow_floats_to_bits(products))
+    stored = tir.lets_to_locals(narrow_floats_to_bits(products))
+    # Short chains are written out: what TVM's search for common subexpressions finds in a let, it
+    # doesn't count as a use, and defines the subexpression below it. The search joins them again.
+    return tir.map_kernels(stored, tir.without_lets)
 
 
 def _fold(mod: tvm.IRModule) -> tvm.IRModule:

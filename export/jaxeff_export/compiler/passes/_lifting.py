@@ -406,7 +406,7 @@ def _inlined(
     ).with_attr("Primitive", True)
     inner = {f: mod[f] for f in {call.args[0] for _, call in calls}}
     for _, call in calls[:-1]:  # a term is written twice, and a local of it would have two places
-        inner[call.args[0]] = _without_lets(mod[call.args[0]])
+        inner[call.args[0]] = tir.without_lets(mod[call.args[0]])
     outer = relax.BlockBuilder(tvm.IRModule(inner))
     gvar = outer.add_func(group, "group")
     outer_args = [relax.Var(f"a{i}", a.ty) for i, a in enumerate(arguments)]
@@ -422,10 +422,3 @@ def _inlined(
     for block in blocks[: len(calls) - 1]:
         sch.compute_inline(block)
     return sch.mod["main"]
-
-
-def _without_lets(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    def written_out(let: tirx.Let) -> tirx.Expr:
-        return tir.renamed(let.body, {let.var: let.value})
-
-    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Let, written_out)))

@@ -21,3 +21,4 @@ from jaxeff_export.compiler.tir._tir import root_of as root_of
 from jaxeff_export.compiler.tir._tir import statements_of as statements_of
 from jaxeff_export.compiler.tir._tir import stores_of as stores_of
 from jaxeff_export.compiler.tir._tir import unpair_products as unpair_products
+from jaxeff_export.compiler.tir._tir import without_lets as without_lets

@@ -69,8 +69,8 @@ def statements_of(body: tirx.Stmt) -> list[tirx.Stmt]:
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
-def renamed(node: Any, names: Mapping[tirx.Var, tirx.Var]) -> Any:
-    """Replaces some variables or buffers of a statement or expression by others."""
+def renamed(node: Any, names: Mapping[tirx.Var, Expr]) -> Any:
+    """Replaces some variables or buffers of a statement or expression."""
     return tvm_ffi.structural_map(node, (tirx.Var, lambda var: names.get(var, var)))
 
 
@@ -278,14 +278,18 @@ def becomes_locals(tree: object) -> bool:
     TVM gets the bounds of named integers wrong. It vectorises loops around lets, but not around
     local variables.
     """
-    names = [str(let.var.ty.dtype) for let in _lets(tree)]
+    names: list[str] = []
+    tvm_ffi.structural_walk(tree, (tirx.Let, lambda let: names.append(str(let.var.ty.dtype))))
     return len(names) > SHORT or not all("float" in name for name in names)
 
 
-def _lets(tree: object) -> list[tirx.Let]:
-    lets: list[tirx.Let] = []
-    tvm_ffi.structural_walk(tree, (tirx.Let, lets.append))
-    return lets
+def without_lets(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Writes out what the lets of a kernel name, wherever a name is used: for short chains."""
+
+    def written_out(let: tirx.Let) -> Expr:
+        return renamed(let.body, {let.var: let.value})
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Let, written_out)))
 
 
 def _to_locals(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -298,11 +302,7 @@ def _to_locals(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _has_long_chain(body: tirx.Stmt) -> bool:
-    long: list[bool] = []
-    tvm_ffi.structural_walk(
-        body, (tirx.BufferStore, lambda store: long.append(becomes_locals(store)))
-    )
-    return any(long)
+    return contains(body, tirx.BufferStore, becomes_locals)
 
 
 def _block_to_locals(block: s_tir.SBlock) -> s_tir.SBlock:
@@ -404,7 +404,7 @@ class _Chain:
         )
 
     def _call(self, call: tvm.ir.Call, mutator: object) -> Expr:
-        if getattr(call.op, "name", "") != "prim.if_then_else" or not _lets(call):
+        if getattr(call.op, "name", "") != "prim.if_then_else" or not contains(call, tirx.Let):
             return mutator.default_mutate(call)  # type: ignore[attr-defined]
         # What a branch computes must stay in it: it may read out of bounds elsewhere.
         condition, *arms = call.args
