@@ -39,8 +39,8 @@ from jaxeff_export.targets import find_c_toolchain
 import jaxeff
 from experiments import harness as h
 from experiments import margins
-from experiments.beyond import selective
-from experiments.beyond.selective import Plain
+from experiments.beyond.selective import recipe
+from experiments.beyond.selective.passes import Plain
 from experiments.harness import Report, Row, Run
 from jaxeff import bayes, training, uncertainty
 from jaxeff.ensembles import Members, member_loss
@@ -52,7 +52,7 @@ MOMENTS, CALIBRATED = "moments", "moments, calibrated"
 
 
 @dataclass(frozen=True)
-class Settings(selective.Settings):
+class Settings(recipe.Settings):
     """How networks are trained and asked."""
 
     networks: tuple[str, ...] = (NAME,)  # the one there is
@@ -98,7 +98,7 @@ def mixed(logits: Any) -> Any:
 
 def learnt(settings: Settings, key: Any) -> dict[str, Form]:
     """Trains every form on the same inputs."""
-    net, sets = selective.built(settings, NAME)
+    net, sets = recipe.built(settings, NAME)
     base = net.init(key)
     batch = min(64, len(sets.train[1]))
     steps = settings.epochs * (len(sets.train[1]) // batch)
@@ -124,7 +124,7 @@ def learnt(settings: Settings, key: Any) -> dict[str, Form]:
     others = [net.init(jax.random.fold_in(key, i))["fc"] for i in (1, 2)]
     affine = [{"scale": jnp.ones(width), "shift": jnp.zeros(width)} for _ in others]
     g, heads = jaxeff.ensemble(key, net.f, base, {"fc": Members(3)}, init=net.init)
-    posterior = selective.learnt(settings, NAME, key)
+    posterior = recipe.learnt(settings, NAME, key)
     factors = jaxeff.calibrate_moments(
         key, net.f, posterior, sets.train[0][: settings.calibration], progress=False
     )
@@ -148,7 +148,7 @@ def learnt(settings: Settings, key: Any) -> dict[str, Form]:
     for count in settings.draws:
         drawn = [bayes.draw(k, posterior) for k in jax.random.split(key, count)]
         # One network after another: what a board does that holds few activations.
-        forms[selective.drawn(count)] = Form(
+        forms[recipe.drawn(count)] = Form(
             drawn, lambda p, x: mixed(jnp.stack([net.f(each, x) for each in p]))
         )
     return forms
@@ -180,12 +180,12 @@ def rows(run: Run[Settings], task: str) -> Iterator[Row]:
     """One seed, in every form."""
     settings, seed = run.settings, int(task)
     forms = learnt(settings, jax.random.fold_in(run.key, seed))
-    _, sets = selective.built(settings, NAME)
+    _, sets = recipe.built(settings, NAME)
     x, y = sets.test
     for name, form in forms.items():
         call = jax.jit(form.call)
         said, outside = call(form.params, x), call(form.params, sets.outside)
-        yield {"form": name, "seed": seed, **selective.judged(said, y, outside)}
+        yield {"form": name, "seed": seed, **recipe.judged(said, y, outside)}
     if seed == 0 and has_toolchain():
         for name, form in forms.items():
             run.say(f"{name} for a {CORE}")
@@ -229,10 +229,10 @@ CLAIMS = (
             beside(EXITS), when=by_heads),
     h.Claim("{form}: flash over the early exits'", "flash", h.at_most(1), None, beside(EXITS),
             when=by_heads),
-    selective.no_worse("{form}: NLL less one head's", beside(ONE), "nll", 1),
-    selective.no_worse("{form}: AUROC less the early exits'", beside(EXITS), "auroc", -1),
+    recipe.no_worse("{form}: NLL less one head's", beside(ONE), "nll", 1),
+    recipe.no_worse("{form}: AUROC less the early exits'", beside(EXITS), "auroc", -1),
     h.Claim("{form}: instructions over those of 4 draws", "instructions", h.at_most(1), None,
-            beside(selective.drawn(4)), when=lambda row: not by_heads(row)),
+            beside(recipe.drawn(4)), when=lambda row: not by_heads(row)),
 )  # fmt: skip
 
 STUDY = h.Study(

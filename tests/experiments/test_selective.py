@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import jaxeff
-from experiments.beyond import selective as s
-from jaxeff import Gaussian
+from experiments.beyond.selective import __main__ as s
+from experiments.beyond.selective import inputs, networks, passes, recipe
+from jaxeff import Gaussian, data
 
 KEY = jax.random.key(0)
 
@@ -19,11 +20,11 @@ def gaussian(key, *shape):
 
 def test_a_norm_by_the_tangent_of_its_statistics():
     x = gaussian(KEY, 3, 8)
-    output = s.Calibrating([1.0]).norm(x)
-    slopes = jax.vmap(jax.jacfwd(s.Plain().norm))(x.mean)
+    output = passes.Calibrating([1.0]).norm(x)
+    slopes = jax.vmap(jax.jacfwd(passes.Plain().norm))(x.mean)
     expected = jnp.einsum("nij,nj->ni", slopes**2, x.var)
     np.testing.assert_allclose(output.var, expected, rtol=2e-4)
-    np.testing.assert_allclose(output.mean, s.Plain().norm(x.mean), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(output.mean, passes.Plain().norm(x.mean), rtol=1e-5, atol=1e-6)
 
 
 def test_products_are_those_of_moments():
@@ -31,14 +32,14 @@ def test_products_are_those_of_moments():
     w, b = gaussian(KEY, 6, 5), gaussian(jax.random.key(1), 5)
     x = gaussian(jax.random.key(2), 4, 6)
     expected = jaxeff.moments(lambda w, b, x: x @ w + b)(w, b, x)
-    output = s.Streamlined().dense(x, w, b)
+    output = passes.Streamlined().dense(x, w, b)
     np.testing.assert_allclose(output.var, expected.var, rtol=1e-5)
     np.testing.assert_allclose(output.mean, expected.mean, rtol=1e-5, atol=1e-6)
 
 
 def test_scalars_make_variances_those_of_draws():
     """A mean over positions shares its kernel's noise, which variances of entries forget."""
-    net = s.separable(4, 1, 2)
+    net = networks.separable(4, 1, 2)
     posterior = jax.tree.map(lambda w: Gaussian(w, jnp.full_like(w, 0.01)), net.init(KEY))
     x = jax.random.normal(KEY, (8, 14, 14, 1))
     factors = s.scalars(KEY, net, posterior, x, 400)
@@ -46,25 +47,25 @@ def test_scalars_make_variances_those_of_draws():
     exact = draws(jax.random.split(jax.random.key(1), 400)).var(0)
     ours, plain = (
         net.compute(passed, posterior, x).var.mean() / exact.mean()
-        for passed in (s.Calibrating(factors), s.Calibrating([1.0] * len(factors)))
+        for passed in (passes.Calibrating(factors), passes.Calibrating([1.0] * len(factors)))
     )
     assert plain < 0.7
     # Two variances of 400 draws, which ten logits of one network share.
     assert abs(ours - 1) < 4 * np.sqrt(2 * 2 / 400)
 
 
-@pytest.mark.parametrize("name", s.NETWORKS)
+@pytest.mark.parametrize("name", recipe.NETWORKS)
 def test_all_passes_read_every_network(name):
     settings = s.STUDY.sizes["fast"]
-    net, sets = s.built(settings, name)
+    net, sets = recipe.built(settings, name)
     params = jax.eval_shape(net.init, KEY)
     posterior = jax.tree.map(lambda w: Gaussian(jnp.ones(w.shape), jnp.ones(w.shape)), params)
     x = sets.test[0][:2]
     logits = jax.eval_shape(net.f, params, x)
-    recording = s.Recording()
+    recording = passes.Recording()
     jax.eval_shape(lambda p: net.compute(recording, p, x), params)
     ones = [1.0] * len(recording.results)
-    for passed in (s.Streamlined(), s.Calibrating(ones)):
+    for passed in (passes.Streamlined(), passes.Calibrating(ones)):
         result = jax.eval_shape(lambda p, passed=passed: net.compute(passed, p, x), posterior)
         assert result.var.shape == result.mean.shape == logits.shape
     assert sets.outside.shape[1:] == sets.train[0].shape[1:]
@@ -73,9 +74,35 @@ def test_all_passes_read_every_network(name):
 def test_judging_counts_what_may_be_taken():
     """Of four predictions the least sure is wrong: three may be taken without risk."""
     probs = jnp.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
-    row = s.judged(jnp.log(probs), jnp.array([0, 0, 1, 1]), jnp.log(jnp.full((4, 2), 0.5)))
+    row = recipe.judged(jnp.log(probs), jnp.array([0, 0, 1, 1]), jnp.log(jnp.full((4, 2), 0.5)))
     assert row["covered_half"] == row["covered_one"] == 75
     assert row["aurc"] == pytest.approx(100 * 0.25 / 4)
     assert row["augrc"] == pytest.approx(100 * 0.25 / 4)
     assert row["accuracy"] == 0.75
     assert row["auroc"] == 1
+
+
+def test_words_are_asked_of_other_speakers(monkeypatch):
+    """A sound's first sample says its speaker, the second one its label."""
+    labels = np.tile(np.arange(12, dtype=np.int32), 3)
+
+    def audio(speakers):
+        return np.stack([np.repeat(speakers, 12), labels], 1).astype(np.int16)
+
+    monkeypatch.setattr(
+        inputs.data, "speech_commands",
+        lambda: data.Recordings(audio([1, 2, 3]), labels, audio([4, 5, 6]), labels),
+    )  # fmt: skip
+    monkeypatch.setattr(inputs, "features", lambda x: np.tile(x[:, None, None], (1, 4, 1, 1)))
+    monkeypatch.setattr(inputs, "standardized", lambda mean, deviation: lambda x: x)
+    sets = inputs.spoken(100, 25, patches=True)
+    assert sets.train[0].shape == (30, 4, 2)
+    assert sets.test[0].shape == (25, 4, 2)
+    assert len(sets.outside) == 6
+    for (x, y), speakers in ((sets.train, (1, 3)), (sets.test, (4, 6))):
+        np.testing.assert_array_equal(x[:, 0, 1], y)
+        assert y.max() == 9
+        assert (x[:, 0, 0].min(), x[:, 0, 0].max()) == speakers
+    assert sets.outside[:, 0, 0].min() == 4
+    assert {*sets.outside[:, 0, 1].tolist()} == {10, 11}
+    assert inputs.spoken(100, 25, patches=False).outside.shape == (6, 4, 2, 1)

@@ -1,0 +1,1 @@
+"""Selective prediction by moments, published passes of variances and draws."""
