@@ -365,21 +365,22 @@ def _rounded(
             f"posterior_bits: {path} is traced, but how many bits there are has to be known; call "
             "it outside of jit and vmap."
         )
-    mean, var = np.asarray(leaf.mean, np.float64), np.asarray(leaf.var, np.float64)
+    mean = np.asarray(leaf.mean, np.float64)
+    var = np.broadcast_to(np.asarray(leaf.var, np.float64), mean.shape)
     if not (var > 0).all():
         raise ValueError(
             f"posterior_bits: {int((var <= 0).sum())} of {var.size} variances of {path} are zero, "
             "so no rounding is allowed; make them parameters that aren't random, or quantize them "
             "by another method."
         )
+    # Of the original variances: those of removed weights are zero below.
+    precision = var**-1
     # Signal-to-noise pruning (Blundell et al.): even the sign of these weights is uncertain.
     removed = np.abs(mean) < threshold * np.sqrt(var)
     mean, var = np.where(removed, 0, mean), np.where(removed, 0, var)
     keep = {"tensor": (), "channel": (-1,), "weight": tuple(range(mean.ndim))}[per]
     # A vector has no channels: all of it shares a step.
     axes, shape = numerics.kept_axes(leaf.mean, keep if mean.ndim > 1 or per == "weight" else ())
-    # Original variances: those of removed weights are zero by now.
-    precision = np.asarray(leaf.var, np.float64) ** -1
     # The mean KL of rounding, d^2 mean(1 / sigma^2) / 24, solved for d.
     step = np.sqrt(24 * nats / precision.mean(axes).reshape(shape))
     # Rounded before codes are made: means then lie on the very grid that is returned.

@@ -23,7 +23,7 @@ from jaxeff.bayes import (
     to_gaussians,
 )
 from jaxeff.bayes.posteriors import named_leaves
-from jaxeff.bayes.variational import make_loss, mean_nll
+from jaxeff.bayes.variational import make_loss, mean_nll, start_from
 from jaxeff.core import InterruptedRun
 from jaxeff.moment_propagation import Calibrated, Gaussian, is_gaussian, moments
 from jaxeff.nn import small_classifier
@@ -282,6 +282,17 @@ def test_starts_at_a_samplers_draws():
         optimizer=optax.sgd(0.0), **options,
     ).posterior  # fmt: skip
     np.testing.assert_allclose(student["kernel"].mean, 2.0)
+
+
+@pytest.mark.parametrize("one_each", [lambda w: (), lambda w: (1,) * w.ndim])
+def test_a_start_may_share_one_variance_an_array(one_each):
+    """As `calibrate_moments(pool_variances=True)` makes them."""
+
+    def started(shape):
+        start = {name: Gaussian(w, jnp.full(shape(w), 0.25)) for name, w in AFFINE.items()}
+        return start_from(start, "fan_in", 0.1, affine, (jnp.ones((20, 2)),))
+
+    jax.tree.map(np.testing.assert_array_equal, started(one_each), started(jnp.shape))
 
 
 X, LABELS = np.ones((40, 2), np.float32), np.zeros(40, np.int32)

@@ -82,6 +82,20 @@ def test_weights_of_little_signal_are_removed():
     assert (np.asarray(widths.var)[~low] > 0).all()
 
 
+@pytest.mark.parametrize("per", ["tensor", "channel", "weight"])
+@pytest.mark.parametrize("shape", [(), (1, 1)])
+def test_an_array_may_share_one_variance(per, shape):
+    mean = jax.random.normal(jax.random.key(0), (3, 5))
+
+    def rounded(shape):
+        result = posterior_bits(
+            {"w": Gaussian(mean, jnp.full(shape, 0.01))}, per=per, threshold=2.0
+        )
+        return result.posterior, result.bits
+
+    jax.tree.map(np.testing.assert_array_equal, rounded(shape), rounded(mean.shape))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("per", ["tensor", "channel", "weight"])
 def test_the_spec_says_the_same(per):

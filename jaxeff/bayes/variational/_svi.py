@@ -136,10 +136,12 @@ def start_from(
     scales = prior_scales(prior, means, f if inputs else None, *inputs)
     leaves = posteriors.named_leaves(centre, is_leaf=is_gaussian)
     stds = {
-        # At least `init_scale`: draws that agree in a number leave it no spread to start from.
-        path: jnp.maximum(leaves[path].std, init_scale)
-        if is_gaussian(leaves[path])
-        else jnp.full_like(mean, init_scale)
+        # One for each parameter, also of arrays that share a variance, and at least `init_scale`:
+        # draws that agree in a number leave it no spread to start from.
+        path: jnp.broadcast_to(
+            jnp.maximum(leaves[path].std, init_scale) if is_gaussian(leaves[path]) else init_scale,
+            mean.shape,
+        ).astype(mean.dtype)
         for path, mean in posteriors.random_part(means, scales).items()
     }
     return means, scales, stds
