@@ -1,11 +1,14 @@
-"""What a pass of moments costs over the network itself, under XLA and under TVM, and why.
+"""What a pass of moments costs over the network itself, under XLA, TVM and on a Cortex-M7, and why.
 
     python -m experiments.beyond.moment_prices --networks ViT
+    python -m experiments.beyond.moment_prices --networks DS-CNN ViT --engines Cortex-M7
 
 The networks are those of `moment_variances`, untrained, for a price doesn't depend on what they
 have learnt; noise is of 10 % of the deviation of each weight array, as a variance per weight.
 Processor times are of a batch of ten on one thread, medians over rounds in which everything takes
-turns, and each is over the network's own time under the same engine. Passes are
+turns, and each is over the network's own time under the same engine. On the Cortex-M7, which is
+emulated, a price is of instructions, of one input in floats; what a pass holds in memory stands
+beside it. Passes are
 
 - diagonal: `moments(f, shared=False)`;
 - calibrated: the same with static factors of `calibrate_moments` (a regression on the input adds
@@ -32,9 +35,11 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import jaxeff_export
-from jaxeff_export import Bundle
+from jaxeff_export import Bundle, ToolchainError, resolve_target
+from jaxeff_export.targets import find_c_toolchain
 
 import experiments.harness as h
+from experiments.beyond.microcontroller.moments import counted
 from experiments.beyond.moment_variances.networks import TOKENS, WIDTH, spread, untrained
 from experiments.beyond.moment_variances.recipe import NETWORKS
 from experiments.contests.tvm import host
@@ -44,7 +49,9 @@ from jaxeff.moment_propagation import Gaussian, calibrate_moments, moments
 DIAGONAL, CALIBRATED, POOLED = "diagonal", "calibrated", "calibrated, pooled"
 DEFAULT, ALONE = "default", "alone"
 PRICED = ("ViT", "decoder LM", "DS-CNN", "U-Net", "ResNet-8", "ResNet-18")
-ENGINES = ("XLA", "TVM")
+CORE = "cortex-m7"
+ENGINES = ("XLA", "TVM", "Cortex-M7")
+ON_CORE = ("ViT", "decoder LM", "DS-CNN")  # small enough for a microcontroller
 NOISE = 0.1
 TARGETS = {CALIBRATED: 2.5, POOLED: 2.5, DEFAULT: 6.0}
 _BATCH, _EXAMPLES, _CHANNELS = 10, 160, 32
@@ -75,13 +82,17 @@ def networks(run: h.Run[Settings]) -> list[tuple[str, str]]:
         (name, engine)
         for name in h.choose(run.settings.networks or PRICED, NETWORKS, "network")
         for engine in engines
+        if engine in METERS or name in ON_CORE
     ]
 
 
 def of_network(run: h.Run[Settings], task: tuple[str, str]) -> Iterable[h.Row]:
     """The price of each pass of one network under one engine."""
     name, engine = task
-    f, params, x = untrained(name, run.key, _BATCH)
+    emulated = engine not in METERS
+    if emulated and not has_core():
+        return
+    f, params, x = untrained(name, run.key, 2 if emulated else _BATCH)
     posterior = spread(params, NOISE)
     # What factors are worth doesn't change what they cost: few draws are enough here.
     factors = calibrate_moments(
@@ -93,6 +104,9 @@ def of_network(run: h.Run[Settings], task: tuple[str, str]) -> Iterable[h.Row]:
         ALONE: (f, params), DIAGONAL: (diagonal, posterior), CALIBRATED: (diagonal, factors),
         POOLED: (diagonal, replace(factors, posterior=pooled)), DEFAULT: (moments(f), posterior),
     }  # fmt: skip
+    if emulated:
+        yield from on_core(name, passes, x[:1])
+        return
     meters = {method: METERS[engine](g, taken, x) for method, (g, taken) in passes.items()}
     times = measure_rounds({method: meter for method, (meter, _) in meters.items()},
                            run.settings.rounds)  # fmt: skip
@@ -100,6 +114,27 @@ def of_network(run: h.Run[Settings], task: tuple[str, str]) -> Iterable[h.Row]:
         yield {
             "table": "networks", "network": name, "engine": engine, "method": method,
             "cost": ratio(times[method], times[ALONE]), "error": meters[method][1],
+        }  # fmt: skip
+
+
+def has_core() -> bool:
+    """Whether programs for the emulated core can be built here."""
+    try:
+        find_c_toolchain(resolve_target(CORE))
+    except ToolchainError:
+        return False
+    return True
+
+
+def on_core(name: str, passes: Mapping[str, tuple[Any, Any]], x: jax.Array) -> Iterable[h.Row]:
+    """The prices of passes of one network on the emulated core, the network itself among them."""
+    counts = {method: counted(g, taken, x, CORE) for method, (g, taken) in passes.items()}
+    base = counts.pop(ALONE)
+    for method, count in counts.items():
+        yield {
+            "table": "networks", "network": name, "engine": "Cortex-M7", "method": method,
+            "cost": count["instructions"] / base["instructions"],
+            "memory": count["workspace"] / base["workspace"], "error": count["error"],
         }  # fmt: skip
 
 
@@ -188,7 +223,7 @@ def of_operation(run: h.Run[Settings], name: str) -> Iterable[h.Row]:
 
 NETWORK, OPERATION = h.where(table="networks"), h.where(table="operations")
 CLAIMS = tuple(
-    h.Claim(f"{{network}}, {{engine}}: time of {method} over the network's", "cost",
+    h.Claim(f"{{network}}, {{engine}}: price of {method} over the network's", "cost",
             h.at_most(target), None, h.where(table="networks", method=method), "default")
     for method, target in TARGETS.items()
 )  # fmt: skip
@@ -209,13 +244,13 @@ STUDY = h.Study(
             "networks",
             h.Dots("{network}", "cost", NETWORK, hue="{method}", facet="{engine}",
                    guides=(2.5, 6.0),
-                   axes={"xscale": "log", "xlabel": "time over the network's"}),
-            columns=2, size=(4.2, 3.0),
+                   axes={"xscale": "log", "xlabel": "price over the network's"}),
+            columns=3, size=(4.2, 3.0),
         ),
     ),
     (
-        h.Listing("time over the network's", ("network", "engine", "method", "cost", "error"),
-                  NETWORK),
+        h.Listing("price over the network's",
+                  ("network", "engine", "method", "cost", "memory", "error"), NETWORK),
         h.Listing("time of a rule over its operation's, XLA", ("operation", "cost"), OPERATION),
     ),
     differences=("Networks are untrained, and of the widths of `moment_variances`.",),

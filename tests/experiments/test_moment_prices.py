@@ -39,6 +39,20 @@ def test_a_network_is_drawn_with_a_batch_that_it_takes(name):
     assert len(jax.eval_shape(f, params, x)) == len(x) == 3
 
 
+@pytest.mark.arm
+def test_a_core_runs_what_is_counted():
+    """A pass takes more instructions and memory than its function, and has XLA's results."""
+    f, params, (x, _) = small_classifier(1)
+    passes = {
+        prices.ALONE: (f, params),
+        "diagonal": (moments(f, shared=False), spread(params, 0.1)),
+    }
+    (row,) = prices.on_core("net", passes, x)
+    assert row["error"] < 1e-3
+    assert 1 < row["cost"] < 20
+    assert row["memory"] > 1
+
+
 @pytest.mark.slow
 def test_tvm_computes_what_is_timed():
     f, params, (x, _) = small_classifier(4)

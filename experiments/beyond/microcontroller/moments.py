@@ -23,27 +23,33 @@ PASSES = ("float", "diagonal", "diagonal, int8", "shared kernels")
 def moment_rows(name: str, core: str, passes: tuple[str, ...] = PASSES) -> Iterator[Row]:
     """Counts the passes of a network, and compares the moments with XLA's."""
     x = jax.random.normal(jax.random.key(1), (1, *SHAPES[name]))
-    for kind in passes:
-        f, params = _pass(name, kind)
-        bundle = jaxeff_export.deploy(f, (params, x), target=core)
-        with tempfile.TemporaryDirectory() as home:
-            library = bundle.export_c(f"{home}/net", name="net")
-            count = count_instructions(library, core)
-            results = ExampleProgram(library, core).run()
-        if kind == "float":
-            base = count.total, library.sizes.workspace
-        expected = jax.tree.leaves(jax.jit(f)(params, x))
+    counts = {kind: counted(*_pass(name, kind), x, core) for kind in passes}
+    base = counts["float"]
+    for kind, count in counts.items():
         yield {
-            "table": "moments", "network": name, "core": core, "pass": kind,
-            "instructions": count.total, "times": count.total / base[0],
-            "workspace": library.sizes.workspace, "memory times": library.sizes.workspace / base[1],
-            "code": library.sizes.code, "parameters": library.sizes.parameters,
-            # Of the largest mean, and of the largest variance.
-            "error": max(
-                float(np.abs(ours - xla).max() / np.abs(xla).max())
-                for ours, xla in zip(results, expected, strict=True)
-            ),
+            "table": "moments", "network": name, "core": core, "pass": kind, **count,
+            "times": count["instructions"] / base["instructions"],
+            "memory times": count["workspace"] / base["workspace"],
         }  # fmt: skip
+
+
+def counted(f: Callable[..., Any], params: Any, x: jax.Array, core: str) -> Row:
+    """Counts a call on an emulated core, and compares its results with XLA's."""
+    bundle = jaxeff_export.deploy(f, (params, x), target=core)
+    with tempfile.TemporaryDirectory() as home:
+        library = bundle.export_c(f"{home}/net", name="net")
+        count = count_instructions(library, core)
+        results = ExampleProgram(library, core).run()
+    expected = jax.tree.leaves(jax.jit(f)(params, x))
+    return {
+        "instructions": count.total, "workspace": library.sizes.workspace,
+        "code": library.sizes.code, "parameters": library.sizes.parameters,
+        # Of the largest mean, and of the largest variance.
+        "error": max(
+            float(np.abs(ours - xla).max() / np.abs(xla).max())
+            for ours, xla in zip(results, expected, strict=True)
+        ),
+    }  # fmt: skip
 
 
 def _pass(name: str, kind: str) -> tuple[Callable[..., Any], Any]:
