@@ -342,6 +342,11 @@ def trace_settings() -> Any:
     return config.trace_context()
 
 
+def is_staged() -> bool:
+    """Tells whether what is computed now becomes equations of a program, and nothing else."""
+    return isinstance(trace_ctx.trace, DynamicJaxprTrace)
+
+
 def is_key(value: Any) -> bool:
     """Tells whether a value is a PRNG key: a typed key, or a legacy `uint32[2]` array."""
     dtype = getattr(value, "dtype", None)

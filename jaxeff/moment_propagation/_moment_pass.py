@@ -28,7 +28,15 @@ from jaxeff.moment_propagation._propagation import Environment, propagate
 from jaxeff.moment_propagation._regions import region
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.moment_propagation.shared_kernels import steps_apart, with_shared_noise
-from jaxeff.program import Layer, Program, check_open, evaluate, plain_rule, read_out_by
+from jaxeff.program import (
+    Layer,
+    Program,
+    check_open,
+    evaluate,
+    once_for_equal,
+    plain_rule,
+    read_out_by,
+)
 from jaxeff.program.ir import Scan, Value, fixed_point, run_nodes
 from jaxeff.program.reading import trace_live
 
@@ -144,6 +152,7 @@ class Propagation:
         shared: Whether noise of a kernel that positions share is followed to their mean;
             "attention": through attention as well.
         gaps: Gets the first covariance gap of each pattern.
+        once: Whether rules are evaluated once for equal layers, so that `note` hears of the first.
         expected_slopes: Whether derivatives of its results are expected slopes.
     """
 
@@ -153,6 +162,7 @@ class Propagation:
     differentiable: bool = True
     shared: bool | str = False
     gaps: Gaps = field(default_factory=dict)
+    once: bool = False
     expected_slopes: ClassVar[bool] = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -169,6 +179,8 @@ class Propagation:
         assumptions: list[dependence.Assumption] = []
         prepared = replace(self, note=assumptions.append).prepare(program, values)
         rule: Callable[..., Sequence[Any]] = functools.partial(self.layer, factors)
+        if self.once and not factors:
+            rule = once_for_equal(prepared, rule)
         known: Collection[Layer] = ()
         of_results = _calibrated.of_shared_pass(factors)
         if of_results and not self.shared:

@@ -261,7 +261,9 @@ def moments(
         for position, argument in enumerate(args):
             core.check_params(f"moments: argument {position}", argument)
         assumptions: list[Assumption] = []
-        propagation = Propagation(rules or {}, form, assumptions.append, shared=shared)
+        propagation = Propagation(
+            rules or {}, form, assumptions.append, shared=shared, once=not strict
+        )
         noisy = (f, args) if noise is None else with_noise(f, noise, args, kwargs)
         result = _propagated(propagation, method, correlations, *noisy, kwargs)
         if strict and assumptions:

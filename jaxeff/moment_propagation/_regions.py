@@ -62,7 +62,7 @@ from jaxeff.moment_propagation.rules import (
     softplus,
 )
 from jaxeff.program import Layer
-from jaxeff.program.ir import Node, Value, run_nodes
+from jaxeff.program.ir import Node, Value, form_of, run_nodes
 from jaxeff.program.reading import Constant, reduces, symbolic
 
 
@@ -528,22 +528,8 @@ class _Function:
 
     @functools.cached_property
     def _form(self) -> Any:
-        number: dict[Any, Any] = {v: i for i, v in enumerate(self.inputs)}
-        rows = []
-        for node in self.nodes:
-            at = [number[a] if isinstance(a, Value) else (np.asarray(a.val).item(), a.aval)
-                  for a in node.inputs]  # fmt: skip
-            # Results keep the scopes of the equations, by which a transform of them names sites.
-            scopes, settings = node.eqn.source_info.name_stack, repr(node.eqn.ctx)
-            params = tuple(sorted(node.params.items()))
-            rows.append((node.primitive, params, *at, str(scopes), settings))
-            number.update((v, (len(rows), i)) for i, v in enumerate(node.outputs))
-        form = *rows, *(number[v] for v in self.outputs)
-        try:
-            hash(form)
-        except TypeError:  # parameters that may change
-            return id(self)
-        return form
+        form = form_of(self.inputs, self.nodes, self.outputs)
+        return id(self) if form is None else form
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
@@ -592,20 +578,23 @@ def _known_activation(
     if None in known.values() or outputs[0].aval.dtype not in (jnp.float32, jnp.float64):
         return None
 
-    def at(probe: float) -> float | None:
-        numbers = {
-            v: Constant(np.asarray(n, v.aval.dtype), n) for v, n in {**known, root: probe}.items()
-        }
-        with jax.ensure_compile_time_eval():
-            result = symbolic.SymbolicReader().nodes(nodes, numbers, outputs)[0]
-        return result.number if isinstance(result, Constant) else None
+    function = _Function(tuple(nodes), (root, *known), tuple(outputs))
+    return _activation(function, tuple(known.values()))
 
+
+@functools.lru_cache(64)
+def _activation(function: _Function, numbers: tuple[float, ...]) -> _Activation | None:
+    """Returns which smooth activation a function is, given numbers for all inputs but the first."""
     values: dict[float, float] = {}
     for probe in _PROBES:
-        value = at(probe)
-        if value is None or not math.isfinite(value):
+        operands = zip(function.inputs, (probe, *numbers), strict=True)
+        constants = {v: Constant(np.asarray(n, v.aval.dtype), n) for v, n in operands}
+        with jax.ensure_compile_time_eval():
+            (result,) = symbolic.SymbolicReader().nodes(function.nodes, constants, function.outputs)
+        number = result.number if isinstance(result, Constant) else None
+        if number is None or not math.isfinite(number):
             return None
-        values[probe] = value
+        values[probe] = number
     return next((form for form in _forms(values) if form.has(values)), None)
 
 

@@ -11,6 +11,7 @@ from jaxeff.program._evaluate import closed as closed
 from jaxeff.program._evaluate import evaluate as evaluate
 from jaxeff.program._evaluate import interpret as interpret
 from jaxeff.program._evaluate import interpret_sites as interpret_sites
+from jaxeff.program._evaluate import once_for_equal as once_for_equal
 from jaxeff.program._evaluate import plain_rule as plain_rule
 from jaxeff.program._evaluate import read_out as read_out
 from jaxeff.program._evaluate import read_out_by as read_out_by

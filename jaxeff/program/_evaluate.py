@@ -126,6 +126,7 @@ takes tenths of a second.
 
 import contextlib
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -136,8 +137,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import PRNGKeyArray
 
 from jaxeff.core import Literal
+from jaxeff.core import jax_internals as _compat
 from jaxeff.program import _control_flow as control
-from jaxeff.program.ir import SPREAD_TAG, Layer, Node, Program
+from jaxeff.program.ir import SPREAD_TAG, Layer, Node, Program, form_of
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import argument_leaves, mark, trace
 
@@ -427,6 +429,45 @@ def interpret_sites(
         return at_sites(settings, rule) if settings else None
 
     return interpret(f, make_rule, key, args, kwargs, transform)
+
+
+def once_for_equal(program: Program, rule: Rule) -> Rule:
+    """Makes a rule that is traced once for layers that are equal but for their names.
+
+    Each of them calls one function in the program that is being traced, as `jax.jit` within it.
+
+    Args:
+        program: What the rule is for; other layers are evaluated as they are.
+        rule: It neither depends on a layer's name nor draws, and keeps nothing of its values.
+    """
+    if not _compat.is_staged():
+        return rule
+    numbers: dict[Any, int] = {}
+    forms: dict[Layer, int] = {}
+    for layer in program.layers:
+        form = form_of(layer) if layer.nodes and not layer.programs else None
+        if form is not None:
+            forms[layer] = numbers.setdefault(form, len(numbers))
+    count = Counter(forms.values())
+    traced: dict[int, Callable[..., Any]] = {}
+
+    def shared(layer: Layer, key: PRNGKeyArray | None, *values: Any) -> Sequence[Any]:
+        number = forms.get(layer)
+        # What is known now a rule may look at, and a derivative of a call isn't the same equations.
+        known = not all(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
+        apart = known or key is not None or not _compat.is_staged()
+        if apart or number is None or count[number] < 2:
+            return rule(layer, key, *values)
+
+        def equal_layer(*values: Any) -> Sequence[Any]:
+            return rule(layer, None, *values)
+
+        if number not in traced:
+            traced[number] = jax.jit(equal_layer)
+        outputs: Sequence[Any] = traced[number](*values)
+        return outputs
+
+    return shared
 
 
 class SharedPrograms:

@@ -285,6 +285,27 @@ def test_training_through_the_moments_lowers_the_loss():
     assert step(gaussians)[0] < 0.5 * first
 
 
+def test_equal_blocks_are_one_function_of_the_program():
+    def f(params, x):
+        for layer, act in zip(params, (jnp.tanh, jax.nn.gelu, jnp.tanh, jnp.tanh), strict=True):
+            x = act(x @ layer["w"] + layer["b"])
+        return x
+
+    params = [{"w": random(16, 16, seed=i), "b": random(16, seed=i)} for i in range(4)]
+    g = jax.jit(moments(f))
+    equations = jax.make_jaxpr(moments(f))(params, X).jaxpr.eqns
+    calls = [eqn.params["jaxpr"] for eqn in equations if eqn.params.get("name") == "equal_layer"]
+    # The products behind the first, which reads what is certain, and three of four activations.
+    assert sorted(calls.count(one) for one in set(calls)) == [3, 3]
+    means = jax.tree.map(lambda w: w.mean, params, is_leaf=is_gaussian)
+    named = [layer.site for layer in jaxeff.trace(f, means, X).sites]
+    assert {layer.site for layer in jaxeff.trace(g, params, X).sites} >= set(named)
+    # Without `jit` each layer is evaluated by itself.
+    ours, each = g(params, X), moments(f)(params, X)
+    np.testing.assert_allclose(ours.mean, each.mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ours.var, each.var, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_both_forms_give_the_same_moments():
     f, params = functional(MLP((16, 32, 3), rngs=nnx.Rngs(0)))

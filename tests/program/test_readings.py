@@ -238,11 +238,15 @@ def _block(name):
     return of
 
 
-def _scopes(jaxpr):
+def _every(jaxpr):
     for eqn in jaxpr.eqns:
-        yield str(eqn.source_info.name_stack)
+        yield eqn
         for inner in jax_internals.sub_jaxprs(eqn):
-            yield from _scopes(inner.jaxpr)
+            yield from _every(inner.jaxpr)
+
+
+def _scopes(jaxpr):
+    return [str(eqn.source_info.name_stack) for eqn in _every(jaxpr)]
 
 
 def test_equal_layers_have_one_body_of_moments(monkeypatch):
@@ -267,7 +271,7 @@ def test_equal_layers_have_one_body_of_moments(monkeypatch):
 
     bodies = [
         eqn.params["jaxpr"]
-        for eqn in traced("block", "block", "block").eqns
+        for eqn in _every(traced("block", "block", "block"))
         if eqn.params.get("operator") == "jaxeff.pfp_attention"
     ]
     assert len(bodies) == 3

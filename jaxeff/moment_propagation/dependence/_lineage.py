@@ -21,6 +21,7 @@ row to row. A captured array with a row per example does, and so do positions th
 the examples, rows of a table of them, and random bits.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -98,7 +99,8 @@ def _through(
                 shape = var.aval.shape
                 to = {x: tuple(_label(one, x, n) for one, n in zip(along, shape, strict=True))
                       for x in labels}  # fmt: skip
-                moved.append({s: to[x] for s, x in lineage.items()})
+                kept = all(x == y for x, y in to.items())
+                moved.append(lineage if kept else {s: to[x] for s, x in lineage.items()})
         outputs.append(union(moved))
     return outputs, meetings
 
@@ -107,9 +109,10 @@ def _crossings(
     eqn: Any, of: ir.Signature, lineages: Sequence[Lineage]
 ) -> Iterator[DependentCombination]:
     """Finds two operands with one source whose entries meet."""
-    for i, lineage in enumerate(lineages):
-        others = [before for j, before in enumerate(lineages[:i]) if before and of.meet(i, j)]
-        for source in lineage if others else ():
+    present = [i for i, lineage in enumerate(lineages) if lineage]
+    for n, i in enumerate(present):
+        others = [lineages[j] for j in present[:n] if of.meet(i, j)]
+        for source in lineages[i] if others else ():
             if any(source in before for before in others):
                 yield DependentCombination(source, eqn, along=False)
 
@@ -134,6 +137,8 @@ def _label(along: ir.Along, labels: Labels, size: int) -> Label:
 
 def union(moved: Sequence[Lineage]) -> Lineage:
     """Returns the lineage of entries each of which may be of any of several arrays of one shape."""
+    if len(moved) == 1:
+        return moved[0]
     result: dict[Any, Labels] = {}
     for lineage in moved:
         for source, labels in lineage.items():
@@ -238,12 +243,9 @@ def _across(
     # What was put side by side (`concatenate([x, relu(x)])`) may be combined later on.
     beside = follow_lineages(nodes, {v: lineages[v] for v in values})[1] if _places(nodes) else {}
     for node in nodes:
-        sets = [reached.get(a, {}) for a in node.inputs if isinstance(a, ir.Value)]
-        pairs = [
-            (one, other)
-            for i, one in enumerate(sets)
-            for other in (sets[i + 1 :] if _meets(node) else ())
-        ]
+        sets = [of for a in node.inputs if isinstance(a, ir.Value) and (of := reached.get(a))]
+        met = len(sets) > 1 and _meets(node)
+        pairs = list(itertools.combinations(sets, 2)) if met else []
         if any(m.along for m in beside.get(node, ())):
             pairs += [(one, one) for one in sets if len(one) > 1]
         for one, other in pairs:
@@ -268,8 +270,9 @@ def _places(nodes: Sequence[ir.Node]) -> bool:
 
 def _meets(node: ir.Node) -> bool:
     """Returns whether entries of different operands are combined, rather than put side by side."""
-    if len(node.values) < 2:
-        return False
+    of = node.signature
+    if of.family is not ir.OperationFamily.CALL:
+        return len(of.beside) < len(of.operands)
     # A trial with one common source: what meets then are operands, not entries of one of them.
     operands = [{None: identity(getattr(a.aval, "shape", ()))} for a in node.inputs]
     return any(not m.along for m in through(node.eqn, operands)[1])

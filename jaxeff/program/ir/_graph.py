@@ -34,12 +34,13 @@ A layer computed from parameters or constants alone has no site: it prepares an 
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import IntFlag
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxeff.core import STATE_TAG, ClosedJaxpr, JaxprEqn, Literal
 from jaxeff.core import jax_internals as _compat
@@ -491,6 +492,51 @@ def run_nodes(
     known = dict(zip(inputs, values, strict=True))
     rule = lambda eqn, operands: bind(eqn, *operands)  # noqa: E731
     return tuple(walk_nodes(nodes, known, outputs, rule))
+
+
+def form_of(*parts: Any) -> Any:
+    """Returns what is the same for parts of programs that compute the same, or None if unknown.
+
+    Parts are values, equations, layers, and what holds them. Values count by what they are and by
+    where they stand, layers without their names. Scopes belong to it: transforms name sites by
+    them.
+    """
+    numbers: dict[Value, int] = {}
+
+    def of(part: Any) -> Any:
+        match part:
+            case Value():
+                if part in numbers:
+                    return numbers[part]
+                numbers[part] = len(numbers)
+                return part.aval, part.role, bool(part.path), part.spread, part.along
+            case Literal():
+                return part.aval, np.asarray(part.val).tobytes()
+            case Node():
+                params = tuple(sorted(part.params.items()))
+                ends = of(part.inputs), of(part.outputs), of(part.graphs)
+                return part.primitive, params, *ends, part.eqn.source_info.name_stack, part.eqn.ctx
+            case tuple() | list():
+                return tuple(map(of, part))
+            case Mapping():
+                return tuple((of(key), of(value)) for key, value in part.items())
+            case Layer():
+                return type(part), *(of(getattr(part, f.name)) for f in fields(part)
+                                     if f.name not in _NAMES)  # fmt: skip
+        if is_dataclass(part) and not isinstance(part, type):
+            return type(part), *(of(getattr(part, f.name)) for f in fields(part))
+        return part
+
+    form = of(parts)
+    try:
+        hash(form)
+    except TypeError:  # parameters that may change
+        return None
+    return form
+
+
+_NAMES = {"site", "base", "occurrence", "known"}
+"""What a layer has of its own."""
 
 
 def _ancestors(nodes: Sequence[Node], target: Node) -> set[Value]:
