@@ -2,15 +2,15 @@
 
     python -m experiments.beyond.selective
     python -m experiments.beyond.selective --data fashion-mnist --networks DS-CNN --learnt 20000
-    python -m experiments.beyond.selective --data speech-commands --networks DS-CNN --learnt 3287
+    python -m experiments.beyond.selective --data speech-commands --adam 25
 
 Small networks learn by IVON (arXiv 2402.17641), which leaves a Gaussian per weight. The same
 posterior is asked by the mean network, by two published passes of variances, by ours (default,
 calibrated, linear) and by 4, 16 and 64 draws; the least sure predictions are given away. A method
 is judged by the areas under the risk-coverage curve (AURC) and under that of the generalized risk
 (AUGRC, arXiv 2407.01032), by the coverage at a risk of half and of one per cent, by NLL and ECE of
-its probabilities, by the AUROC of their entropy against inputs of another kind, and by its time
-over the network's own under XLA.
+its probabilities, by the AUROC of their entropy against inputs of another kind, and by its price
+over the network's own: time under XLA and TVM, and instructions on an emulated Cortex-M7.
 
 The published passes, derived from their descriptions, on the same weights:
 
@@ -22,7 +22,9 @@ The published passes, derived from their descriptions, on the same weights:
 """
 
 import functools
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -31,12 +33,14 @@ import jax.numpy as jnp
 import jaxeff
 from experiments import harness as h
 from experiments import margins
+from experiments.beyond import moment_prices
+from experiments.beyond.microcontroller.moments import counted
+from experiments.beyond.selective import recipe
 from experiments.beyond.selective.networks import Network
 from experiments.beyond.selective.passes import Calibrating, Recording, Streamlined
 from experiments.beyond.selective.recipe import (
     NETWORKS,
     OTHERS,
-    Settings,
     built,
     drawn,
     judged,
@@ -44,7 +48,7 @@ from experiments.beyond.selective.recipe import (
     no_worse,
 )
 from experiments.harness import Report, Row, Run
-from experiments.timing import interleaved
+from experiments.timing import interleaved, measure_rounds, ratio
 from jaxeff import Gaussian, bayes, uncertainty
 
 
@@ -78,9 +82,24 @@ def means(posterior: Any) -> Any:
     return jax.tree.map(lambda g: g.mean, posterior, is_leaf=is_leaf)
 
 
-MEAN, SUQ, CVP, DEFAULT, CALIBRATED, LINEAR = (
-    "mean network", "SUQ", "CVP", "moments", "moments, calibrated", "moments, linear",
+MEAN, SUQ, CVP, DEFAULT, CALIBRATED, POOLED, LINEAR = (
+    "mean network", "SUQ", "CVP", "moments", "moments, calibrated",
+    "moments, calibrated, one variance an array", "moments, linear",
 )  # fmt: skip
+ON_CORE = ("DS-CNN", "ViT", "decoder")  # small enough for a microcontroller
+AT_ONCE = 10
+"""Inputs of a call under TVM."""
+COMPILED = (MEAN, SUQ, CVP, DEFAULT, CALIBRATED, POOLED)
+"""Methods whose price under TVM and on a microcontroller is taken; k draws cost k networks."""
+PRICES = {"XLA": "price", "TVM": "price TVM", "Cortex-M7": "price M7"}
+"""Columns, by engine."""
+
+
+@dataclass(frozen=True)
+class Settings(recipe.Settings):
+    """How networks are trained and asked, and what prices are of."""
+
+    engines: tuple[str, ...] = tuple(PRICES)  # what runs networks that are priced
 
 
 @functools.cache
@@ -104,6 +123,7 @@ def _asking(settings: Settings, name: str) -> dict[str, Callable[..., Any]]:
         CVP: of_moments(lambda p, x: net.compute(Calibrating(p[1]), p[0], x)),
         DEFAULT: of_moments(jaxeff.moments(f)),
         CALIBRATED: of_moments(jaxeff.moments(f, shared=False)),
+        POOLED: of_moments(jaxeff.moments(f, shared=False)),
         LINEAR: of_moments(jaxeff.moments(f, method="linear")),
         **{drawn(count): by_draws(count) for count in settings.draws},
     }
@@ -120,8 +140,13 @@ def rows(run: Run[Settings], task: str) -> Iterator[Row]:
     x = sets.train[0][: settings.calibration]
     # As many runs on one input as `calibrate_moments` takes.
     fitted = scalars(key, net, posterior, x, 50)
-    factors = jaxeff.calibrate_moments(key, net.f, posterior, x, progress=False)
-    params = {MEAN: means(posterior), CVP: (posterior, fitted), CALIBRATED: factors}
+    factors, pooled = (
+        jaxeff.calibrate_moments(key, net.f, posterior, x, progress=False, pool_variances=one_each)
+        for one_each in (False, True)
+    )
+    params = {
+        MEAN: means(posterior), CVP: (posterior, fitted), CALIBRATED: factors, POOLED: pooled,
+    }  # fmt: skip
     ways = _asking(settings, name)
     x, y = sets.test
     for method, way in ways.items():
@@ -131,13 +156,47 @@ def rows(run: Run[Settings], task: str) -> Iterator[Row]:
             **judged(way(p, x, key), y, way(p, sets.outside, key)),
         }  # fmt: skip
     if seed == "0":
-        calls = {
-            method: functools.partial(way, params.get(method, posterior), x, key)
-            for method, way in ways.items()
+        asked = {method: (way, params.get(method, posterior)) for method, way in ways.items()}
+        for method, each in priced(settings, name, asked, x, key).items():
+            yield {"network": name, "method": method, **each}
+
+
+def priced(
+    settings: Settings, name: str, asked: Mapping[str, tuple[Any, Any]], x: Any, key: Any
+) -> dict[str, Row]:
+    """Prices each method and its parameters over the mean network's, by engine."""
+    prices: dict[str, Row] = {method: {} for method in asked}
+    engines = h.choose(settings.engines, tuple(PRICES), "engine")
+    if "XLA" in engines:
+        calls = {method: functools.partial(way, p, x, key) for method, (way, p) in asked.items()}
+        times = interleaved(calls, settings.rounds, relative_to=MEAN, clock=time.process_time)
+        for method, measured in times.items():
+            prices[method][PRICES["XLA"]] = measured["ratio"]
+    passes = {method: asked[method] for method in COMPILED}
+    # None of these draws, so that they take no key.
+    keyless = {
+        method: (functools.partial(_without_key, way), p) for method, (way, p) in passes.items()
+    }
+    if "TVM" in engines:
+        meters = {
+            method: moment_prices.METERS["TVM"](f, p, x[:AT_ONCE])[0]
+            for method, (f, p) in keyless.items()
         }
-        times = interleaved(calls, settings.rounds, relative_to=MEAN)
-        for method, time in times.items():
-            yield {"network": name, "method": method, "price": time["ratio"]}
+        rounds = measure_rounds(meters, settings.rounds)
+        for method, each in rounds.items():
+            prices[method][PRICES["TVM"]] = ratio(each, rounds[MEAN])
+    if "Cortex-M7" in engines and name in ON_CORE and moment_prices.has_core():
+        counts = {
+            method: counted(f, p, x[:1], moment_prices.CORE)["instructions"]
+            for method, (f, p) in keyless.items()
+        }
+        for method, count in counts.items():
+            prices[method][PRICES["Cortex-M7"]] = count / counts[MEAN]
+    return prices
+
+
+def _without_key(way: Callable[..., Any], params: Any, x: Any) -> Any:
+    return way(params, x, None)
 
 
 COLUMNS = ("accuracy", "aurc", "augrc", "covered_half", "covered_one", "nll", "ece", "auroc")
@@ -146,9 +205,12 @@ JUDGED = h.having("aurc")
 
 def table(report: Report) -> Iterator[Row]:
     """Means over seeds with half of their 95 % intervals, and the price."""
-    prices = {(r["network"], r["method"]): r["price"] for r in h.having("price")(report)}
+    rows = [row for row in report.rows if "aurc" not in row]
+    prices = {(r["network"], r["method"]): r for r in rows}
     for place, each in h.grouped(JUDGED(report), "network", "method").items():
-        row: Row = {"network": place[0], "method": place[1], "price": prices.get(place)}
+        of_place = prices.get(place, {})
+        row: Row = {"network": place[0], "method": place[1]}
+        row |= {column: of_place.get(column) for column in PRICES.values()}
         yield row | margins.means(each, COLUMNS)
 
 
@@ -176,10 +238,16 @@ CLAIMS = (
             ("coverage at 1 % risk", "covered_one", -1),
         )
     ),
-    h.Claim(
-        "{network}: calibrated moments over the mean network's time", "price", h.at_most(2.5), None,
-        h.having("price"), "default", when=lambda row: row["method"] == CALIBRATED,
-        regardless=OTHERS,
+    *(
+        h.Claim(
+            f"{{network}}: calibrated moments over the mean network's {price}", column,
+            h.at_most(2.5), None, h.having(column), "default",
+            when=lambda row: row["method"] == CALIBRATED, regardless=OTHERS,
+        )
+        for column, price in (
+            ("price", "time"), ("price TVM", "time under TVM"),
+            ("price M7", "instructions on a Cortex-M7"),
+        )
     ),
 )  # fmt: skip
 
@@ -188,7 +256,7 @@ STUDY = h.Study(
     "selective", __doc__,
     {
         "fast": Settings(networks=("DS-CNN",), seeds=1, learnt=64, asked=64, epochs=4,
-                         width=4, calibration=8, draws=(4, 16, 64), rounds=2),
+                         width=4, calibration=8, draws=(4, 16, 64), rounds=2, engines=("XLA",)),
         "default": Settings(),
         "full": Settings(data="fashion-mnist", learnt=20_000, asked=10_000, epochs=20, width=32),
     },
@@ -212,8 +280,8 @@ STUDY = h.Study(
         ),
     ),
     (
-        h.Listing("means over seeds; time over the mean network's",
-                  ("network", "method", "price", *COLUMNS), table),
+        h.Listing("means over seeds; price over the mean network's",
+                  ("network", "method", *PRICES.values(), *COLUMNS), table),
         h.Listing("half of the 95 % intervals over seeds",
                   ("network", "method", *(f"{column} ±" for column in COLUMNS)), table),
     ),
@@ -222,7 +290,8 @@ STUDY = h.Study(
         "attention's weights are fixed in both, and a layer's scalar is a ratio of mean variances.",
         "Networks are small and learn from few inputs, so that there are errors to give away; "
         "images have 14 by 14 pixels, words 49 frames by ten cepstra of speakers split by us.",
-        "Times are those under XLA on one machine's processor, with the softmax in them.",
+        "Prices have the softmax in them: processor times of all test inputs under XLA and of ten "
+        "under TVM, instructions of one input.",
     ),
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,19 @@ from experiments.harness import Count, Least, Report, Row
 from jaxeff import bayes, training, uncertainty
 
 NETWORKS = ("DS-CNN", "ViT", "decoder", "ResNet-18")
-# The posterior starts with the variance 1 / (inputs x curvature). At curvature 1 its noise is as
-# large as the weights of a ResNet's wide layers, which then learns nothing.
-CURVATURES, RATES = {"ResNet-18": 4.0}, {"ResNet-18": 0.1}
+
+
+class Start(NamedTuple):
+    """What IVON starts with: its rate, and a curvature: variances are 1 / (inputs x curvature)."""
+
+    rate: float = 0.3
+    curvature: float = 1.0
+
+
+# At curvature 1 noise is as large as the weights of a ResNet's wide layers, and nothing is learnt;
+# of trained weights it would undo what they have learnt.
+STARTS = {"ResNet-18": Start(0.1, 4.0)}
+TRAINED = Start(0.02, 10.0)
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,7 @@ class Settings:
     learnt: Annotated[int, Least(64)] = 600
     asked: Annotated[int, Least(16)] = 1000  # inputs to test, and of another kind
     epochs: Count = 240  # passes over the inputs; the decoder a quarter of them
+    adam: Annotated[int, Least(0)] = 0  # passes by Adam before those, which then start there
     width: Annotated[int, Least(4)] = 16  # channels; the ResNet's begin at half of it
     calibration: Annotated[int, Least(8)] = 128  # learnt inputs that factors are measured on
     draws: tuple[int, ...] = (4, 16, 64)  # draws of weights
@@ -59,19 +70,28 @@ def built(settings: Settings, name: str) -> tuple[Network, Sets]:
 
 
 def learnt(settings: Settings, name: str, key: Any) -> Any:
-    """Trains by IVON; returns the posterior."""
+    """Trains by IVON, if asked from where Adam ends; returns the posterior."""
     net, sets = built(settings, name)
-    epochs = max(1, settings.epochs // 4) if name == "decoder" else settings.epochs
     n = len(sets.train[1])
     batch = min(64, n)
-    rate = optax.cosine_decay_schedule(RATES.get(name, 0.3), epochs * (n // batch))
-    optimizer = bayes.ivon(
-        key, rate, n, weight_decay=1e-3, decay=0.999, curvature=CURVATURES.get(name, 1.0)
-    )
-    fitted = training.fit(
-        key, training.cross_entropy(net.f), net.init(key), sets.train, optimizer=optimizer,
-        epochs=epochs, batch_size=batch, progress=False,
-    )  # fmt: skip
+
+    def fit(params: Any, optimizer: Any, epochs: int) -> Any:
+        return training.fit(
+            key, training.cross_entropy(net.f), params, sets.train, optimizer=optimizer,
+            epochs=epochs, batch_size=batch, progress=False,
+        )  # fmt: skip
+
+    def falling(rate: float, epochs: int) -> Any:
+        return optax.cosine_decay_schedule(rate, epochs * (n // batch))
+
+    params, start = net.init(key), STARTS.get(name, Start())
+    if settings.adam:
+        params = fit(params, optax.adam(falling(1e-2, settings.adam)), settings.adam).params
+        start = TRAINED
+    epochs = max(1, settings.epochs // 4) if name == "decoder" else settings.epochs
+    rate = falling(start.rate, epochs)
+    optimizer = bayes.ivon(key, rate, n, weight_decay=1e-3, decay=0.999, curvature=start.curvature)
+    fitted = fit(params, optimizer, epochs)
     return bayes.ivon_posterior(fitted.params, fitted.opt_state)
 
 
