@@ -483,7 +483,11 @@ def before(node: Node, result: str, operand: Value, alphabet: Alphabet) -> str |
     """Returns the letters of a followed equation's operand, given its result's; None if unknown."""
     shape, after = operand.aval.shape, node.outputs[0].aval.shape
     if node.primitive not in prim.MOVES:
-        return result if shape == after else None
+        if len(shape) != len(after):
+            return None
+        # An axis of one entry is repeated along the result's.
+        pairs = zip(result, shape, after, strict=True)
+        return "".join(of if n == m else alphabet.take(1) for of, n, m in pairs)
     moved = _moved(node)
     if moved is None:
         return None

@@ -246,7 +246,7 @@ def fuse_attention(
     nodes = [n for layer in program.layers if not layer.mark for n in layer.nodes]
     if not any(n.primitive is p.exp_p for n in nodes):
         return program
-    program = _with_batch_axes(program)
+    program = with_batch_axes(program)
     equations = Equations.of(program, random)
     layers: list[Layer] = []
     for layer in program.layers:
@@ -268,7 +268,7 @@ def fuse_attention(
     return with_layers(program, layers)
 
 
-def _with_batch_axes(program: Program) -> Program:
+def with_batch_axes(program: Program) -> Program:
     """Gives products the batch axes that were merged to one for them.
 
     `torch.bmm` takes [n heads, ...], so scores of [n, heads, ...] are split behind one product and

@@ -21,7 +21,7 @@ from jaxtyping import Array
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import _calibrated, _values, dependence
 from jaxeff.moment_propagation._attention import AttentionLayer, attention_moments
-from jaxeff.moment_propagation._attention_patterns import fuse_attention
+from jaxeff.moment_propagation._attention_patterns import fuse_attention, with_batch_axes
 from jaxeff.moment_propagation._covariance_gaps import PATTERNS, Gaps, find_gaps
 from jaxeff.moment_propagation._linear_patterns import linear_patterns, with_bias_vectors
 from jaxeff.moment_propagation._propagation import Environment, propagate
@@ -176,6 +176,7 @@ class Propagation:
             check_certain(result)
             return jax.tree.map(_result, result)
         program, values, factors = read(f, args, kwargs, steps_apart if self.shared else None)
+        program = with_batch_axes(program)  # here, so that both passes know the same values
         assumptions: list[dependence.Assumption] = []
         prepared = replace(self, note=assumptions.append).prepare(program, values)
         rule: Callable[..., Sequence[Any]] = functools.partial(self.layer, factors)

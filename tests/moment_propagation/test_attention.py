@@ -143,6 +143,19 @@ def test_rotary_positions_and_a_cache_only_feed_queries_and_keys():
     np.testing.assert_allclose(y.var, expected.var, rtol=1e-5)
 
 
+def test_a_random_bias_that_all_sequences_share_is_recognised():
+    def f(q, k, v, bias, repeat=jnp.broadcast_to):
+        return in_front(q, k, v, mask=lambda s: jax.lax.add(s, repeat(bias, s.shape)))
+
+    args = [*heads(std=1e-3), random(9, 1, 4, 5, 5, std=1e-3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # One equation, as PyTorch's programs have it: no broadcast of its own.
+        y = jax.jit(moments(functools.partial(f, repeat=lambda bias, _: bias)))(*args)
+        expected = jax.jit(moments(f))(*args)
+    np.testing.assert_allclose(y.var, expected.var, rtol=1e-5)
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("case", ["one shift dominates", "all noisy"])
 def test_noise_that_a_row_of_scores_shares_cancels(case, oracle):

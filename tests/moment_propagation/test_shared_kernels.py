@@ -536,6 +536,33 @@ def test_what_tokens_share_passes_attention(heads):
     assert np.median(apart.var / exact.var) < 0.9
 
 
+def attended_as_in_torch(w, x, heads):
+    """The same block with kernels [out, in], and examples and heads merged for products."""
+    split = lambda y: y.reshape(*y.shape[:-1], heads, -1).swapaxes(1, 2)  # noqa: E731
+    merged = lambda y: y.reshape(-1, *y.shape[2:])  # noqa: E731
+    linear = lambda y, w: lax.dot_general(y, w, (((y.ndim - 1,), (1,)), ((), ())))  # noqa: E731
+    q, k, v = (split(linear(x, w[n])) for n in "qkv")
+    scores = (merged(q) @ merged(k.swapaxes(-1, -2))).reshape(*q.shape[:3], -1)
+    p = jax.nn.softmax(scores / q.shape[-1] ** 0.5)
+    y = (merged(p) @ merged(v)).reshape(q.shape)
+    return linear((x + linear(y.swapaxes(1, 2).reshape(x.shape), w["out"])).mean(-2), w["head"])
+
+
+@pytest.mark.parametrize("shared", [True, "attention"])
+def test_kernels_and_products_of_torch_are_followed_as_those_of_flax(shared):
+    w, x = of_attention(("q", "k", "v", "out", "head"), 1e-3), normal(3, 6, 8) + 0.5
+    turned = jax.tree.map(lambda w: w.T, w)
+    with pytest.warns(MomentsWarning, match="attention") as told:
+        ours = jax.jit(moments(functools.partial(attended_as_in_torch, heads=2), shared=shared))(
+            turned, x
+        )
+    assert not any("recognised" in str(one.message) for one in told)
+    with pytest.warns(MomentsWarning, match="attention"):
+        flax = jax.jit(moments(functools.partial(attended, heads=2), shared=shared))(w, x)
+    np.testing.assert_allclose(ours.mean, flax.mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ours.var, flax.var, rtol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("names", ["q", "k", "qk"])
 def test_what_tokens_share_of_queries_and_keys(names):

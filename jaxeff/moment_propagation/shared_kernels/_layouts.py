@@ -190,7 +190,9 @@ class PositionContraction:
         """Reads an equation; None where it is of no form that is known here."""
         c, q = Contraction.of(node), node.params
         if not c.is_convolution:
-            return cls(node, c) if c.is_channels_last else None
+            # [..., in] times [in, out], or [out, in] as PyTorch has it.
+            dense = c.summed(0) == (len(c.shapes[0]) - 1,) and len(c.shapes[1]) == 2
+            return cls(node, c) if dense and not c.batch(0) else None
         return cls(node, c) if q["batch_group_count"] == 1 else None
 
     @property
@@ -218,7 +220,7 @@ class PositionContraction:
     def kernel(self, w: Array) -> Array:
         """Brings a kernel to `[*taps, in, out]`."""
         if not self.contraction.is_convolution:
-            return w
+            return w if self.contraction.summed(1) == (0,) else w.T
         out, inputs, *taps = self.contraction.layouts[1]
         return lax.transpose(w, (*taps, inputs, out))
 
