@@ -141,6 +141,20 @@ def test_batch_norm_in_training_is_a_norm_over_the_batch():
 
 
 @pytest.mark.slow
+def test_norms_of_norms_are_right_where_pairs_of_entries_are_too_many():
+    """Post-norm blocks, joined to one function of 7 arrays of 32 channels: 224^2 derivatives."""
+
+    def f(x, blocks, scales):
+        for block, scale in zip(blocks, scales, strict=True):
+            x = plain_layer_norm((x + block) * scale)
+        return x
+
+    scales = [Gaussian(jnp.ones(32), jnp.full(32, 1e-3)) for _ in range(3)]
+    args = random(4, 8, 32, var=0), [random(4, 8, 32, var=1e-3) for _ in range(3)], scales
+    given, exact = jax.jit(moments(f))(*args), jax.jit(moments(f, method="linear"))(*args)
+    np.testing.assert_allclose(given.var, exact.var, rtol=0.02)
+
+
 def test_a_deterministic_input_has_zero_variance_and_finite_gradients():
     x = random(3, 8)
     zero = Gaussian(x.mean, jnp.zeros_like(x.var))

@@ -563,6 +563,25 @@ def test_kernels_and_products_of_torch_are_followed_as_those_of_flax(shared):
     np.testing.assert_allclose(ours.var, flax.var, rtol=1e-4)
 
 
+def test_a_kernel_in_front_is_followed_as_one_behind():
+    """Equinox multiplies `weight @ x`, token by token."""
+
+    def f(p, x, multiply):
+        y = nnx.relu(multiply(p["first"], x) + p["bias"])
+        return nnx.relu(multiply(p["second"], y)).mean(1)
+
+    def in_front(w, x):
+        return jax.vmap(jax.vmap(lambda x: w.T @ x))(x)
+
+    params = {"first": random(5, 8), "bias": random(8), "second": random(8, 6)}
+    ours, behind = (
+        jax.jit(moments(functools.partial(f, multiply=m)))(params, TOKENS)
+        for m in (in_front, lambda w, x: x @ w)
+    )
+    np.testing.assert_allclose(ours.mean, behind.mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ours.var, behind.var, rtol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("names", ["q", "k", "qk"])
 def test_what_tokens_share_of_queries_and_keys(names):

@@ -190,8 +190,9 @@ class PositionContraction:
         """Reads an equation; None where it is of no form that is known here."""
         c, q = Contraction.of(node), node.params
         if not c.is_convolution:
-            # [..., in] times [in, out], or [out, in] as PyTorch has it.
-            dense = c.summed(0) == (len(c.shapes[0]) - 1,) and len(c.shapes[1]) == 2
+            # [..., in] times [in, out], or [out, in] as PyTorch has it, or that in front (Equinox).
+            image, last = 1 - c.side, len(c.shapes[1 - c.side]) - 1
+            dense = c.summed(image) == (last,) and len(c.shapes[c.side]) == 2
             return cls(node, c) if dense and not c.batch(0) else None
         return cls(node, c) if q["batch_group_count"] == 1 else None
 
@@ -202,6 +203,15 @@ class PositionContraction:
             return None
         image, _, result = self.contraction.layouts
         return _layout(image), _layout(result)
+
+    @property
+    def operands(self) -> tuple[Any, Any]:
+        """The image and the kernel."""
+        return self.node.inputs[1 - self.contraction.side], self.node.inputs[self.contraction.side]
+
+    def of_product(self, positions: Axes) -> Axes:
+        """Returns the layout of a dense layer's product, of positions' axes."""
+        return (*positions, CHANNEL) if self.contraction.side else (CHANNEL, *positions)
 
     @property
     def groups(self) -> int:
@@ -220,7 +230,7 @@ class PositionContraction:
     def kernel(self, w: Array) -> Array:
         """Brings a kernel to `[*taps, in, out]`."""
         if not self.contraction.is_convolution:
-            return w if self.contraction.summed(1) == (0,) else w.T
+            return w if self.contraction.summed(self.contraction.side) == (0,) else w.T
         out, inputs, *taps = self.contraction.layouts[1]
         return lax.transpose(w, (*taps, inputs, out))
 

@@ -125,12 +125,12 @@ def _through_product(
     moved = follow(before, start)
     if op is None or read is None or read.layouts is not None or moved is None:
         return None, None
-    image, kernel = op.inputs
+    image, kernel = read.operands
     product = op.outputs[0]
     if kernel in moved or (start and image not in moved):
         return None, None
     axes = moved[image][:-1] if start else _own_axes(product)
-    return follow(after, {product: (*axes, CHANNEL)}), None if start else product
+    return follow(after, {product: read.of_product(axes)}), None if start else product
 
 
 def _own_axes(product: Value) -> Axes:
@@ -138,6 +138,7 @@ def _own_axes(product: Value) -> Axes:
 
 
 def _layout(product: Value, pooled: Collection[int | None]) -> Axes:
+    """Returns the layout of the image of a product, channels last."""
     return (*(a if a in pooled else BATCH for a in _own_axes(product)), CHANNEL)
 
 
@@ -461,7 +462,7 @@ def match_contraction(at: LayerContext) -> Match | None:
     read = None if op is None else PositionContraction.of(op)
     if op is None or read is None:
         return None
-    image, kernel = op.inputs
+    image, kernel = read.operands
     moved = follow(before, start) if only_moves(before, start) else None
     if moved is None or kernel in moved or (start and image not in moved):
         return None
@@ -477,6 +478,7 @@ def match_contraction(at: LayerContext) -> Match | None:
         layout = moved[image] if start else dict(at.tokens).get(op.outputs[0])
         if layout is None or layout[-1] != CHANNEL:
             return None
+        layout = read.of_product(layout[:-1])
     elif start and not _agree(moved[image], read.layouts[0]):
         return None
     else:
@@ -485,6 +487,9 @@ def match_contraction(at: LayerContext) -> Match | None:
     with_bias = (follow(after, product) or {}).get(result)
     if with_bias is None or pooled(after, product) != 1:
         return None
+    places = [a for a in layout if a != CHANNEL]
+    if read.layouts is None and places != [a for a in with_bias if a != CHANNEL]:
+        return None  # the rule knows the order of positions from the result
     return Match(with_bias, tuple(start))
 
 

@@ -93,21 +93,27 @@ def contraction(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Seque
     env = Environment.of(layer, values, {}, lambda _: None)
     propagate(before, env)
     source, result = here.source(), layer.outputs[0]
-    layout = layouts[result] if read.layouts is None else read.layouts[1]
-    image, kernel = (env.read(a) for a in op.inputs)
-    terms, outputs = _contracted(noise, read, source, (image, kernel), layouts[result])
-    env.write(op.outputs, [Gaussian(*(_layouts.restored(part, layout) for part in outputs))])
+    image, kernel = (env.read(a) for a in read.operands)
+    places = tuple(a for a in layouts[result] if a != _layouts.CHANNEL)
+    of_image, layout = read.layouts or ((*places, _layouts.CHANNEL), read.of_product(places))
+    terms, outputs = _contracted(noise, read, source, (image, kernel), of_image)
+    product = op.outputs[0]
+    while after and after[0].primitive is p.transpose_p:  # of the same entries, in canonical order
+        move, *after = after
+        layout = (_layouts.follow([move], {product: layout}) or {})[move.outputs[0]]
+        product = move.outputs[0]
+    env.write([product], [Gaussian(*(_layouts.restored(part, layout) for part in outputs))])
     if not after:
         here.keep(result, terms)
         return [env.read(result)]
     inner = {v for n in after for v in n.outputs}
     inputs = tuple(dict.fromkeys(v for n in after for v in n.values if v not in inner))
     epilogue = Layer("elementwise", tuple(after), inputs, layer.outputs, layer.site, layer.base)
-    noise.terms[op.outputs[0]] = terms
-    known = {op.outputs[0]: layout, result: layouts[result]}
-    inside = here._replace(sources=op.outputs, layouts=known)
+    noise.terms[product] = terms
+    known = {product: layout, result: layouts[result]}
+    inside = here._replace(sources=[product], layouts=known)
     results = pointwise(inside, epilogue, [env.read(v) for v in inputs])
-    noise.forget([op.outputs[0]])
+    noise.forget([product])
     return results
 
 
@@ -116,12 +122,12 @@ def _contracted(
     read: _layouts.PositionContraction,
     source: Value | None,
     operands: tuple[Any, Any],
-    layout: Axes,
+    of_image: Axes,
 ) -> tuple[list[_terms.NoiseTerm], tuple[Array, Array]]:
     """Computes what a contraction's noise is made of, and its canonical mean and variance."""
     image, kernel = operands
     w, v = (read.kernel(part) for part in _parts(kernel))
-    m, spreads = (_layouts.canonical(part, _of_operand(read, layout)) for part in _parts(image))
+    m, spreads = (_layouts.canonical(part, of_image) for part in _parts(image))
     mean = read.apply(m, w)
     none = jnp.zeros((len(m), mean.shape[-1]), mean.dtype)
     term = _terms.ContractionTerm(jnp.ones_like(mean), none, read, m, (w, v))
@@ -159,10 +165,6 @@ def _variance_through(slopes: Array, covariance: Array, variances: Array) -> Arr
     if slopes.ndim == 2:
         return slopes**2 * variances
     return jnp.maximum((slopes * (covariance @ slopes)).sum(1), 0)
-
-
-def _of_operand(read: _layouts.PositionContraction, layout: Axes) -> Axes:
-    return layout if read.layouts is None else read.layouts[0]
 
 
 def _parts(value: Any) -> tuple[Array, Array]:
