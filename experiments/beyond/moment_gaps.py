@@ -30,7 +30,7 @@ import experiments.harness as h
 from experiments.beyond.residual_streams import spread
 from experiments.beyond.trials import without_folders
 from experiments.beyond.zoo import cells
-from experiments.beyond.zoo.models import MODELS, subject
+from experiments.beyond.zoo.models import MODELS, OF_LIBRARIES, subject
 from jaxeff.moment_propagation import MomentsError, MomentsWarning
 
 RIGHT = 0.8, 1.25
@@ -42,7 +42,7 @@ class Settings:
     """What is measured.
 
     Attributes:
-        models: Names of models; all tiny ones of the zoo if empty.
+        models: Names of models, those of libraries too; all tiny ones of the zoo's own if empty.
         noises: Deviations of weights over that of their array.
         draws: Draws for a variance, which is known to about the root of 2 over them.
     """
@@ -54,7 +54,7 @@ class Settings:
 
 def tasks(run: h.Run[Settings]) -> list[tuple[str, float]]:
     """Every model at every noise."""
-    models = h.choose(run.settings.models or MODELS, MODELS, "model")
+    models = h.choose(run.settings.models or MODELS, (*MODELS, *OF_LIBRARIES), "model")
     return [(model, noise) for model in models for noise in run.settings.noises]
 
 
