@@ -12,8 +12,8 @@ print(jaxeff.moments_check(jax.random.key(0), f, posterior, x[:10]))
 ```
 
 The results' moments are compared with a reference that knows what results share: the delta method
-where noise is small, draws of the function elsewhere. The layers that lose most are found as
-`assumptions` finds them: each one's rule is given the sampled moments of its inputs.
+where noise is small, draws of the function elsewhere. The layers that lose most, on request, are
+found as `assumptions` finds them: each one's rule is given the sampled moments of its inputs.
 
 Sharp edges
 - The delta method's own error is that of most networks it was measured on, 6 % up to noise of 10 %;
@@ -21,8 +21,8 @@ Sharp edges
   whose norms were folded may have more, a ResNet-18 ten times that. Where there are sites to draw
   samples for, it must agree with these samples to be the reference; 200 of them tell an error of
   26 % or more. Give `draws` to be sure.
-- The table of sites compiles the rules of all places where independence is assumed: seconds for a
-  small convolutional network, more for a deep transformer.
+- The table of sites (`sites=True`) compiles the rules of all places where independence is assumed:
+  seconds for a small convolutional network, more for a deep transformer.
 - What is compiled is kept as long as `f` lives, so that a second call is fast; as under `jax.jit`,
   what `f` reads of global names counts as it was at first.
 - What a layer loses by itself may cancel further on: the table of sites says where to look, the
@@ -72,7 +72,7 @@ from jaxeff.moment_propagation._values import (
 from jaxeff.moment_propagation.dependence import Assumption, Assumptions, Ratio
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.program import Layer
-from jaxeff.program.ir import Value
+from jaxeff.program.ir import Value, form_of
 
 Place = tuple[str, str]
 """Site and kind of a layer."""
@@ -204,21 +204,14 @@ def site_ratios(
             outputs = propagation.layer({}, layer, None, *inputs)
             return ratios(to_variance(outputs[0]), true) if is_random(outputs[0]) else None
 
-        if number not in programs:
-            programs[number] = _compiled(programs, rule, sampled[result], *inputs)
-        ratio = programs[number](sampled[result], *inputs)
+        # Equal layers, such as those of blocks, have one program.
+        same = form_of(layer) or number
+        if same not in programs:
+            programs[same] = jax.jit(rule, compiler_options=RUN_ONCE)
+        ratio = programs[same](sampled[result], *inputs)
         if ratio is not None:
             ratio_at[_place(layer)] = summary_of(np.asarray(ratio), error)
     return ratio_at, [sampled.get(v) if isinstance(v, Value) else None for v in program.outputs]
-
-
-def _compiled(programs: dict[Any, Any], rule: Callable[..., Any], *args: Any) -> Any:
-    """Compiles a function; equal layers, such as those of blocks, have one program."""
-    lowered = jax.jit(rule, keep_unused=True, compiler_options=RUN_ONCE).lower(*args)
-    key = lowered.as_text(), jax.tree.structure(args)
-    if key not in programs:
-        programs[key] = lowered.compile()
-    return programs[key]
 
 
 def summary_of(ratio: np.ndarray, error: float) -> Ratio | None:
@@ -288,7 +281,8 @@ class MomentsCheck:
         noise: Standard deviation of the random arguments over the spread of their arrays.
         linear_error: How far the median variance of the delta method is from that of draws,
             relative; None if they weren't compared.
-        sites: The places where independence is assumed, the one whose variance is off most first.
+        sites: The places where independence is assumed, the one whose variance is off most first;
+            in order of execution and without ratios where these weren't asked for.
         inputs: How many inputs were asked, the first axis of `x`; None where it has several.
         decisions: How far class probabilities are off; None unless results were said to be logits.
     """
@@ -360,9 +354,15 @@ class MomentsCheck:
             )
         if self.noise <= SMALL_NOISE and not _disagrees(self.linear_error, self.draws):
             return 'take moments(f, method="linear"), for noise is small'
-        first = f", first {', '.join(self.sites[0].shares[:3])}" if self.sites else ""
+        first = f", first {', '.join(self._measured[0].shares[:3])}" if self._measured else ""
+        if self.sites and not self._measured:
+            first = " (moments_check(..., sites=True) says which)"
         other = "draw samples" if self.undefined else "take moments(f, correlations=True)"
         return f"{other}, or make fewer parameters random{first}"
+
+    @property
+    def _measured(self) -> tuple[Assumption, ...]:
+        return tuple(one for one in self.sites if one.ratio is not None)
 
     @property
     def verdict(self) -> str:
@@ -381,7 +381,7 @@ class MomentsCheck:
             f"means within {self.mean_error:.2g} standard deviations (95 % of entries)",
             self.advice,
         ]
-        if not self.sites:
+        if not self._measured:
             del parts[1]
         if self.decisions is not None:
             ece, nll, agreement, own_error = self.decisions
@@ -399,7 +399,7 @@ class MomentsCheck:
 
     def _table(self) -> core.Table:
         rows = [_row("results", self.ratio)]
-        rows += [_row(one.site or "(operand)", one.ratio) for one in self.sites[:_SHOWN]]
+        rows += [_row(one.site or "(operand)", one.ratio) for one in self._measured[:_SHOWN]]
         columns = ("variance, divided by the true one", "median>", "5 %>", "95 %>")
         return core.Table(columns, rows, caption=self._words())
 
@@ -416,6 +416,7 @@ def _row(name: str, ratio: Ratio | None) -> tuple[str, ...]:
     params=core.input_batch,
     x=core.input_batch,
     draws=core.static_integer(2),
+    sites=core.boolean,
     logits=core.boolean,
 )
 def moments_check(
@@ -425,6 +426,7 @@ def moments_check(
     x: Any,
     draws: int | None = None,
     *,
+    sites: bool = False,
     logits: bool = False,
 ) -> MomentsCheck:
     """Compares the moments of a function's results with a reference, and finds what is lost where.
@@ -438,13 +440,15 @@ def moments_check(
             sqrt(2 / draws), 10 % for 200. None compares with `moments(f, method="linear")` where
             noise is at most 10 % of the spread of its arrays and draws don't contradict it, and
             with 200 draws elsewhere.
+        sites: Whether to measure how far each place is off by itself. A transformer of eight small
+            blocks then takes half as long again.
         logits: Whether `f` returns logits of classes along their last axis, so that what their
             softmax says is compared with draws as well: variances that are right by themselves
             decide wrongly where logits share noise, and wrong ones may hardly matter.
 
     Returns:
-        The ratio of the variances, the error of the means, the sites that lose most, and one
-        sentence on what to do.
+        The ratio of the variances, the error of the means, the sites that lose most if asked for,
+        and one sentence on what to do.
 
     Raises:
         ValueError: Fewer than 2 draws, nothing in the arguments is random, or `logits` are no
@@ -461,7 +465,8 @@ def moments_check(
     errors: dict[Place, Ratio | None] = {}
     sampled: list[Gaussian | None] = []
     if places or not linear:
-        errors, sampled = site_ratios(key, f, plain, {}, {}, count, 1, places)
+        measured = places if sites else Assumptions()
+        errors, sampled = site_ratios(key, f, plain, {}, {}, count, 1, measured)
     ours = jax.tree.leaves(_moments_of(f, "layers")(params, x), is_leaf=is_gaussian)
     truth, linear_error = sampled, None
     if linear:

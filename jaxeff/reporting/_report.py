@@ -324,7 +324,7 @@ def moments_of(subject: Subject) -> dict[str, Any]:
     if subject.posterior is None:
         raise ValueError("nothing is random: give parameters with Gaussian leaves, such as svi's")
     x = jax.tree.map(lambda leaf: leaf[:CHECKED], subject.x)
-    check = moments_check(subject.key, subject.f, subject.posterior, x)
+    check = moments_check(subject.key, subject.f, subject.posterior, x, sites=True)
     return {
         "agrees": check.agrees,
         "advice": check.advice,

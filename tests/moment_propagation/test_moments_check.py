@@ -105,7 +105,7 @@ def test_wrong_variances_have_a_place_and_an_advice():
     weights = posterior(0.05, 2, 2)
     weights["head"] = weights["head"].mean
     with pytest.warns(MomentsWarning, match="applied to its own results"):
-        check = jaxeff.moments_check(KEY, twice, weights, X)
+        check = jaxeff.moments_check(KEY, twice, weights, X, sites=True)
     assert not check.agrees
     losses = [abs(np.log(one.ratio.median)) for one in check.sites if one.ratio]
     assert losses == sorted(losses, reverse=True)
@@ -118,6 +118,14 @@ def test_wrong_variances_have_a_place_and_an_advice():
     assert "<table>" in check._repr_html_()
     assert check.advice in check.verdict
     assert f"{check.ratio.median:.2f} ({check.ratio.low:.2f}" in check.verdict
+    with pytest.warns(MomentsWarning):
+        verdict = jaxeff.moments_check(KEY, twice, weights, X)
+    # The same verdict without the places, which are named alone.
+    assert verdict.ratio == check.ratio
+    assert {one.site for one in verdict.sites} == {one.site for one in check.sites}
+    assert not any(one.ratio for one in verdict.sites)
+    assert "sites against" in text
+    assert "sites against" not in str(verdict)
 
 
 @pytest.mark.slow
