@@ -70,7 +70,7 @@ from jaxeff.moment_propagation._values import (
     to_variance,
 )
 from jaxeff.moment_propagation.rules import Rule
-from jaxeff.program import Layer, Program, evaluate
+from jaxeff.program import Layer, Program, evaluate, once_for_equal
 from jaxeff.program.ir import Value
 
 _LARGEST, _GROUPS = 8, 8
@@ -149,11 +149,15 @@ _CALLS = 20
 
 
 class SampledProgram(NamedTuple):
-    """A program, what its inputs hold, and the values that are sampled."""
+    """A program, what its inputs hold, and the values that are sampled.
+
+    `prepared` is the program as its sites are evaluated; the program itself where only results are.
+    """
 
     program: Program
     values: Sequence[Any]
     wanted: Sequence[Value]
+    prepared: Program
 
 
 class Drawn(NamedTuple):
@@ -353,7 +357,7 @@ def calibrate_moments(
     inputs, groups, complete, part = _in_groups(
         f, inputs, propagation, results is not None, of_results
     )
-    program, values, wanted = complete
+    program, values, wanted, _ = complete
     if pool_variances and results is None:
         posterior = _with_pooled_variances(posterior, program)
         inputs = (posterior, *inputs[0][1:]), inputs[1]
@@ -434,7 +438,7 @@ def _measure(
     program that reads all inputs; `noise` is the variance of the logarithm of a factor over all
     draws.
     """
-    program, _, wanted = complete
+    program, _, wanted, prepared = complete
     ends = [v for v in wanted if v in program.outputs]
 
     def measure(
@@ -461,8 +465,10 @@ def _measure(
                     keep(i, atom, Gaussian(ours.mean, ours.var * factor**scale))
             return factors
 
+        uncorrected = once_for_equal(prepared, functools.partial(propagation.layer, {}))
+
         def rule(layer: Layer, layer_key: Any, *operands: Any) -> Any:
-            outputs = propagation.layer({}, layer, layer_key, *operands)
+            outputs = uncorrected(layer, layer_key, *operands)
             result = layer.outputs[0]
             if result not in logs or not calibrated.is_scaled(layer, outputs[0]):
                 return outputs
@@ -473,7 +479,10 @@ def _measure(
             factors.factors[layer.site], factors.errors[layer.site] = factor, error
             return [Gaussian(ours.mean, ours.var * factor**scale), *outputs[1:]]
 
-        outputs = evaluate(program, rule, None, values, promote, propagation.prepare)
+        def prepare(part: Program, inputs: Sequence[Any]) -> Program:
+            return part if part is prepared else propagation.prepare(part, inputs)
+
+        outputs = evaluate(prepared, rule, None, values, promote, prepare)
         for i, (atom, ours) in enumerate(zip(program.outputs, outputs, strict=True)):
             if isinstance(atom, Value) and atom in logs and is_random(ours):
                 keep(i, atom, to_variance(ours))
@@ -544,7 +553,9 @@ def _in_groups(
 
     def reading(args: Any, kwargs: Any) -> SampledProgram:
         program, values, _ = moment_pass.read(f, args, kwargs)
-        return SampledProgram(program, values, _measured(propagation, program, values, of_results))
+        prepared = program if of_results else propagation.prepare(program, values)
+        wanted = _measured(program, prepared, values, of_results)
+        return SampledProgram(program, values, wanted, prepared)
 
     args, kwargs = inputs
     complete = reading(args, kwargs)
@@ -568,21 +579,19 @@ def _in_groups(
 
 
 def _measured(
-    propagation: Propagation, program: Program, values: Sequence[Any], of_results: bool
+    program: Program, prepared: Program, values: Sequence[Any], of_results: bool
 ) -> list[Value]:
     """Finds the values whose sampled variance a factor is made of.
 
     Sums over all values of a network would take longer than the network itself.
     """
-    if of_results:
-        ends = {v for v in program.outputs if isinstance(v, Value)}
-    else:
-        prepared = propagation.prepare(program, values)
-        ends = {layer.outputs[0] for layer in prepared.layers if calibrated.may_scale(layer)}
-        ends |= {v for v in program.outputs if isinstance(v, Value)}
+    ends = {v for v in program.outputs if isinstance(v, Value)}
+    if not of_results:
+        ends |= {layer.outputs[0] for layer in prepared.layers if calibrated.may_scale(layer)}
     return [v for v in random_values(program, values) if v in ends]
 
 
+@functools.partial(jax.jit, static_argnums=3)
 def _factor(ours: Gaussian, logs: Array, rows: Array, noise: float) -> tuple[Array, Array]:
     """Computes the factor of each channel, and its relative standard error.
 

@@ -436,6 +436,28 @@ def once_for_equal(program: Program, rule: Rule) -> Rule:
 
     Each of them calls one function in the program that is being traced, as `jax.jit` within it.
 
+    ```python
+    import jax
+    import jax.numpy as jnp
+
+    from jaxeff.program import evaluate, once_for_equal, plain_rule, trace
+
+    def f(w, x):
+        for _ in range(3):
+            x = jnp.sin(x @ w)
+        return x
+
+    w, x = jnp.ones((3, 3)), jnp.ones((2, 3))
+    program = trace(f, w, x)
+
+    def again(w, x):
+        return evaluate(program, once_for_equal(program, plain_rule), None, [w, x])
+
+    first, *calls = jax.make_jaxpr(again)(w, x).eqns     # the first reads no parameters before
+    sine, product, *_ = called = [call.params["jaxpr"] for call in calls]
+    assert called == [sine, product, sine, product, sine]
+    ```
+
     Args:
         program: What the rule is for; other layers are evaluated as they are.
         rule: It neither depends on a layer's name nor draws, and keeps nothing of its values.

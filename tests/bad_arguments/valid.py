@@ -390,6 +390,7 @@ LEFT_OUT: dict[str, str] = {
     "jaxeff.program.run_layers": "for authors of transforms",
     "jaxeff.program.expression_of": "for authors of transforms",
     "jaxeff.program.expression": "for authors of transforms",
+    "jaxeff.program.once_for_equal": "for authors of transforms",
     "jaxeff.program.plain_rule": "for authors of transforms",
     "jaxeff.program.resolve": "for authors of transforms",
     "jaxeff.program.site_key": "for authors of transforms",
