@@ -8,7 +8,9 @@ have learnt; noise is of 10 % of the deviation of each weight array, as a varian
 Processor times are of a batch of ten on one thread, medians over rounds in which everything takes
 turns, and each is over the network's own time under the same engine. On the Cortex-M7, which is
 emulated, a price is of instructions, of one input in floats; what a pass holds in memory stands
-beside it. Passes are
+beside it. "XLA, dots alone" leaves what is around products to XLA's own loops, by an option for
+`jax.jit`: its library of kernels takes entries of the fused rules one operation after another.
+Passes are
 
 - diagonal: `moments(f, shared=False)`;
 - calibrated: the same with static factors of `calibrate_moments` (a regression on the input adds
@@ -50,7 +52,9 @@ DIAGONAL, CALIBRATED, POOLED = "diagonal", "calibrated", "calibrated, pooled"
 DEFAULT, ALONE = "default", "alone"
 PRICED = ("ViT", "decoder LM", "DS-CNN", "U-Net", "ResNet-8", "ResNet-18")
 CORE = "cortex-m7"
-ENGINES = ("XLA", "TVM", "Cortex-M7")
+ENGINES = ("XLA", "XLA, dots alone", "TVM", "Cortex-M7")
+DOTS_ALONE: Any = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+"""XLA's option by which its library of kernels computes products and nothing around them."""
 ON_CORE = ("ViT", "decoder LM", "DS-CNN")  # small enough for a microcontroller
 NOISE = 0.1
 TARGETS = {CALIBRATED: 2.5, POOLED: 2.5, DEFAULT: 6.0}
@@ -138,8 +142,9 @@ def on_core(name: str, passes: Mapping[str, tuple[Any, Any]], x: jax.Array) -> I
         }  # fmt: skip
 
 
-def _under_xla(f: Callable[..., Any], *args: Any) -> tuple[Meter, None]:
-    return metered(partial(jax.jit(f), *args), time.process_time), None
+def _under_xla(f: Callable[..., Any], *args: Any, options: Any = None) -> tuple[Meter, None]:
+    call = partial(jax.jit(f, compiler_options=options), *args)
+    return metered(call, time.process_time), None
 
 
 def _under_tvm(f: Callable[..., Any], *args: Any) -> tuple[Meter, float]:
@@ -148,7 +153,10 @@ def _under_tvm(f: Callable[..., Any], *args: Any) -> tuple[Meter, float]:
     return _on_processor(bundle), bundle.check().max_relative_error
 
 
-METERS = {"XLA": _under_xla, "TVM": _under_tvm}
+METERS: Mapping[str, Callable[..., tuple[Meter, float | None]]] = {
+    "XLA": _under_xla, "XLA, dots alone": partial(_under_xla, options=DOTS_ALONE),
+    "TVM": _under_tvm,
+}  # fmt: skip
 
 
 def _on_processor(bundle: Bundle) -> Meter:

@@ -1,4 +1,5 @@
 import jax
+import numpy as np
 import pytest
 
 from experiments.beyond import moment_prices as prices
@@ -37,6 +38,19 @@ def test_each_target_can_fail(costs, failing):
 def test_a_network_is_drawn_with_a_batch_that_it_takes(name):
     f, params, x = untrained(name, jax.random.key(0), 3)
     assert len(jax.eval_shape(f, params, x)) == len(x) == 3
+
+
+def test_xla_computes_the_same_with_dots_alone():
+    """The option is one that this XLA knows, and it reaches the compiler."""
+    f, params, (x, _) = small_classifier(4)
+    posterior = spread(params, 0.1)
+    compiled = jax.jit(moments(f), compiler_options=prices.DOTS_ALONE).lower(posterior, x).compile()
+    plain = jax.jit(moments(f)).lower(posterior, x).compile()
+    assert compiled.as_text() != plain.as_text()
+    for ours, expected in zip(
+        jax.tree.leaves(compiled(posterior, x)), jax.tree.leaves(plain(posterior, x)), strict=True
+    ):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.arm
