@@ -228,6 +228,17 @@ def dense(depth):
     return (lambda p, x: x @ p["w"]), {"w": jnp.ones((depth, 2))}, jnp.ones((1, depth))
 
 
+def test_a_call_without_jit_is_one_program(classifier, caplog):
+    f, params, x, spec = classifier
+    g = integer(f, spec)
+    codes, x = g.convert(params, x), np.asarray(x)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        first, again = g(codes, x), g(codes, x)
+    assert sum("Finished XLA compilation" in r.getMessage() for r in caplog.records) == 1
+    np.testing.assert_array_equal(first, jax.jit(g)(codes, x))
+    np.testing.assert_array_equal(first, again)
+
+
 def test_ranges_that_were_never_calibrated_are_refused(classifier):
     f, params, x, _ = classifier
     with pytest.raises(IntegerError, match=r"conv1/input_0 has no range: calibrate\("):

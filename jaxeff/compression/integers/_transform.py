@@ -66,7 +66,7 @@ from jaxeff.compression.integers._rule import (
 from jaxeff.compression.integers._values import PendingProduct
 from jaxeff.compression.numerics import LayerQuantization, Method
 from jaxeff.compression.quantizers import Int, Uniform
-from jaxeff.core import is_key, read_once, validate
+from jaxeff.core import is_concrete, is_key, read_once, validate
 from jaxeff.program import (
     INTEGER,
     Layer,
@@ -80,6 +80,8 @@ from jaxeff.program import (
 )
 from jaxeff.program.ir import channels_last, computed_at_once, turns
 from jaxeff.program.reading import argument_leaves, without_dead_code
+
+_ARRAYS = (jax.Array, np.ndarray)
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -155,6 +157,17 @@ class Integer:
         if not isinstance(params, Converted):
             taken: dict[str, Any] = {}
             return self._run((params, *args), kwargs, ParameterCache(None, taken))[0]
+        # One program in the place of hundreds: equation by equation the first call compiles longer.
+        leaves = jax.tree.leaves((params, args))
+        if not kwargs and all(isinstance(x, _ARRAYS) and is_concrete(x) for x in leaves):
+            return self._compiled(params, *args)
+        return self._of_codes(params, *args, **kwargs)
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        return jax.jit(self._of_codes)
+
+    def _of_codes(self, params: Converted, *args: Any, **kwargs: Any) -> Any:
         # The function is traced on float parameters' shapes; leaves that only became codes
         # are zeros that nothing reads.
         inner = jax.tree.unflatten(params.structure, params.leaves())
