@@ -35,6 +35,9 @@ CONTRACTIONS = {
     "dilated": (conv(rhs_dilation=(2, 1), padding="VALID"), (3, 3, 4, 5), (2, 8, 7, 4), -1),
     "up": (conv(lhs_dilation=(2, 2), padding=((1, 1), (0, 1))), (2, 2, 4, 5), (2, 4, 4, 4), -1),
     "depthwise": (conv(feature_group_count=4), (3, 3, 1, 8), (2, 5, 5, 4), -1),
+    "depthwise, one each": (conv(feature_group_count=4), (3, 3, 1, 4), (2, 5, 6, 4), -1),
+    "pointwise": (conv(), (1, 1, 4, 5), (2, 3, 3, 4), -1),
+    "every second pixel": (conv(window_strides=(2, 2)), (1, 1, 4, 5), (2, 5, 4, 4), -1),
     "groups": (conv(feature_group_count=2), (3, 3, 2, 6), (2, 5, 5, 4), -1),
     "channels first": (conv("NCHW", "OIHW"), (5, 4, 3, 3), (2, 4, 6, 7), 0),
 }

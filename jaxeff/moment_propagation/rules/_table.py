@@ -116,20 +116,24 @@ def _pooled_product(node: Node, x: Any, w: Any) -> Any:
     q, sizes, groups = node.params, node.inputs[1].aval.shape, contraction.groups
     at = image[1]
     grouped = (*x.shape[:at], groups, x.shape[at] // groups, *x.shape[at + 1 :])
-    total = x.reshape(grouped).sum(at + 1)
-
-    def by_axis(of_places: Sequence[Any], other: Any = 1) -> list[Any]:
-        known = dict(zip(image[2:], of_places, strict=True))
-        return [known.get(axis, other) for axis in range(total.ndim)]
-
-    # A channel a group, summed over the taps that lie inside the image.
-    sums = lax.reduce_window(
-        total, np.zeros((), total.dtype), lax.add, by_axis([sizes[axis] for axis in kernel[2:]]),
-        by_axis(q["window_strides"]), by_axis(q["padding"], (0, 0)), by_axis(q["lhs_dilation"]),
-        by_axis(q["rhs_dilation"]),
-    )  # fmt: skip
+    # A depthwise convolution adds no channels, and repeats none.
+    total = x if groups == x.shape[at] else x.reshape(grouped).sum(at + 1)
+    # A channel a group, summed over the taps that lie inside the image: axis by axis, which takes
+    # fewer sums than whole windows do.
+    sums = total
+    for i, axis in enumerate(image[2:]):
+        of_axis = sizes[kernel[2 + i]], q["window_strides"][i], tuple(q["padding"][i])
+        dilations = q["lhs_dilation"][i], q["rhs_dilation"][i]
+        if (*of_axis, *dilations) == (1, 1, (0, 0), 1, 1):
+            continue
+        size, stride, base, window = ([1] * sums.ndim for _ in range(4))
+        padding = [(0, 0)] * sums.ndim
+        size[axis], stride[axis], padding[axis] = of_axis
+        base[axis], window[axis] = dilations
+        zero = np.zeros((), sums.dtype)
+        sums = lax.reduce_window(sums, zero, lax.add, size, stride, padding, base, window)
     sums = sums.transpose([image[result.index(axis)] for axis in range(sums.ndim)])
-    if groups > 1:
+    if sums.shape[result[1]] not in (1, sizes[kernel[0]]):
         sums = jnp.repeat(sums, sizes[kernel[0]] // groups, result[1])
     return sums * w.reshape([w.shape[kernel[0]] if axis == result[1] else 1
                              for axis in range(sums.ndim)])  # fmt: skip
