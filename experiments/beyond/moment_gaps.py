@@ -35,6 +35,7 @@ from jaxeff.moment_propagation import MomentsError, MomentsWarning
 
 RIGHT = 0.8, 1.25
 SURELY_RIGHT = 0.9, 1.1
+TICKS = 0.4, 0.6, 0.8, 1, 1.25, 1.6
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ STUDY = h.Study(
         h.Plot(
             "ratios",
             h.Dots("{network}", "ratio", h.every, hue="{status}", facet="{noise}", guides=RIGHT,
-                   axes={"xscale": "log", "xlabel": "variance over sampled, median"}),
+                   axes={"xscale": "log", "xticks": TICKS, "xticklabels": TICKS,
+                         "xlabel": "variance over sampled, median"}),
             columns=2, size=(4.2, 6.0),
         ),
     ),

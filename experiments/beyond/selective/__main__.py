@@ -275,7 +275,7 @@ STUDY = h.Study(
         h.Plot(
             "aurc",
             h.Dots("{method}", "aurc", table, facet="{network}",
-                   axes={"xlabel": "AURC in per cent, lower is better"}),
+                   axes={"xlabel": "AURC in %, lower is better"}),
             columns=2, size=(4.2, 2.8),
         ),
     ),
