@@ -88,10 +88,9 @@ def test_an_array_may_share_one_variance(per, shape):
     mean = jax.random.normal(jax.random.key(0), (3, 5))
 
     def rounded(shape):
-        result = posterior_bits(
-            {"w": Gaussian(mean, jnp.full(shape, 0.01))}, per=per, threshold=2.0
-        )
-        return result.posterior, result.bits
+        posterior = {"w": Gaussian(mean, jnp.full(shape, 0.01))}
+        widths = posterior_bits(posterior, per=per, threshold=2.0)
+        return widths.posterior, widths.bits
 
     jax.tree.map(np.testing.assert_array_equal, rounded(shape), rounded(mean.shape))
 
