@@ -151,8 +151,8 @@ def test_norms_of_norms_are_right_where_pairs_of_entries_are_too_many():
 
     scales = [Gaussian(jnp.ones(32), jnp.full(32, 1e-3)) for _ in range(3)]
     args = random(4, 8, 32, var=0), [random(4, 8, 32, var=1e-3) for _ in range(3)], scales
-    given, exact = jax.jit(moments(f))(*args), jax.jit(moments(f, method="linear"))(*args)
-    np.testing.assert_allclose(given.var, exact.var, rtol=0.02)
+    expanded, exact = jax.jit(moments(f))(*args), jax.jit(moments(f, method="linear"))(*args)
+    np.testing.assert_allclose(expanded.var, exact.var, rtol=0.02)
 
 
 def test_a_deterministic_input_has_zero_variance_and_finite_gradients():
