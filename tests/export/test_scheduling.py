@@ -282,3 +282,53 @@ def test_what_only_named_values_compute_is_defined_before_them():
     w = np.linspace(-1, 1, 9, dtype=np.float32).reshape(1, 9, 1, 1, 1)
     x = np.linspace(0, 3, 9 * 32, dtype=np.float32).reshape(9, 1, 32, 1)
     assert_agrees(weighted, w, x)
+
+
+LONG_CHAIN = """\
+@T.prim_func(private=True, s_tir=True)
+def main(w: T.Buffer((32,), "float32"), x: T.Buffer((3, 32), "float32"),
+         a: T.Buffer((3, 32), "float32"), b: T.Buffer((3, 32), "float32")):
+    T.func_attr({"tirx.noalias": True})
+    for i, j in T.grid(3, 32):
+        with T.sblock("copied"):
+            v_i, v_j = T.axis.remap("SS", [i, j])
+            T.reads(w[v_j])
+            T.writes(a[v_i, v_j])
+            a[v_i, v_j] = w[v_j]
+        with T.sblock("chained"):
+            v_i, v_j = T.axis.remap("SS", [i, j])
+            T.reads(x[v_i, 0:32])
+            T.writes(b[v_i, v_j])
+            VARIABLES
+            b[v_i, v_j] = CHAIN
+"""
+
+
+def test_a_loop_of_two_blocks_is_a_vector_only_where_both_may_be():
+    # Local variables of a long chain have one place each, which lanes of a vector would share.
+    chain, names = "v7 + v0", [f"v{i}" for i in range(8)]
+    for i in range(7, 0, -1):
+        chain = f"T.Let({chain}, where={{v{i}: v{i - 1} * v{i - 1} + x[v_i, 31 - v_j]}})"
+    chain = f"T.Let({chain}, where={{v0: x[v_i, v_j]}})"
+    variables = "; ".join(f"{name} = T.float32()" for name in names)
+    text = LONG_CHAIN.replace("VARIABLES", variables).replace("CHAIN", chain)
+    kernel = tvm.script.from_source(text)
+    w = np.linspace(-1, 0.2, 32, dtype=np.float32)
+    x = np.random.default_rng(0).uniform(-0.5, 0.5, (3, 32)).astype(np.float32)
+    builder = relax.BlockBuilder()
+    arguments = [
+        relax.Var(n, relax.TensorType(v.shape, "float32")) for n, v in (("w", w), ("x", x))
+    ]
+    with builder.function("main", arguments):
+        kinds = [relax.TensorType((3, 32), "float32")] * 2
+        with builder.dataflow():
+            called = relax.call_tir(builder.add_func(kernel, "pair"), arguments, kinds)
+            both = builder.emit_output(called)
+        builder.emit_func_output(both)
+    machine = relax.VirtualMachine(compile_module(builder.get()), tvm.cpu())
+    copied, chained = machine["main"](*map(tvm.runtime.tensor, (w, x)))
+    v = x
+    for _ in range(7):
+        v = v * v + x[:, ::-1]
+    np.testing.assert_array_equal(copied.numpy(), np.broadcast_to(w, x.shape))
+    np.testing.assert_allclose(chained.numpy(), v + x, rtol=1e-5, atol=1e-6)

@@ -347,8 +347,9 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         machine.lanes > 1
         and extents[-1] <= LONG
         and extents[-1] % machine.lanes == 0
-        and not is_dear(sch.get(block))
-        and _vectorizable(sch, block)
+        # A kernel of several results has several blocks in a loop.
+        and not any(is_dear(sch.get(b)) for b in sch.get_child_blocks(loops[-1]))
+        and all(_vectorizable(sch, b) for b in sch.get_child_blocks(loops[-1]))
     ):
         sch.vectorize(_split(sch, loops[-1], machine.lanes)[1])
 
