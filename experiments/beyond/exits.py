@@ -22,7 +22,6 @@ QUTE reports 59 % less memory than the closest other ensemble of exits and 31 % 
 size, here, both are compared with those of the early exits.
 """
 
-import functools
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,13 +31,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxeff_export import ToolchainError, deploy, resolve_target
+from jaxeff_export import deploy
 from jaxeff_export.clib import count_instructions
-from jaxeff_export.targets import find_c_toolchain
 
 import jaxeff
 from experiments import harness as h
 from experiments import margins
+from experiments.beyond.microcontroller.moments import has_toolchain
 from experiments.beyond.selective import recipe
 from experiments.beyond.selective.passes import Plain
 from experiments.harness import Report, Row, Run
@@ -166,16 +165,6 @@ def compiled(form: Form, x: Any) -> Row:
     }  # fmt: skip
 
 
-@functools.cache
-def has_toolchain() -> bool:
-    """Whether programs for the core can be compiled."""
-    try:
-        find_c_toolchain(resolve_target(CORE))
-    except ToolchainError:
-        return False
-    return True
-
-
 def rows(run: Run[Settings], task: str) -> Iterator[Row]:
     """One seed, in every form."""
     settings, seed = run.settings, int(task)
@@ -186,7 +175,7 @@ def rows(run: Run[Settings], task: str) -> Iterator[Row]:
         call = jax.jit(form.call)
         said, outside = call(form.params, x), call(form.params, sets.outside)
         yield {"form": name, "seed": seed, **recipe.judged(said, y, outside)}
-    if seed == 0 and has_toolchain():
+    if seed == 0 and has_toolchain(CORE):
         for name, form in forms.items():
             run.say(f"{name} for a {CORE}")
             yield {"form": name, **compiled(form, x)}

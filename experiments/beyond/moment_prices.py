@@ -37,11 +37,10 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import jaxeff_export
-from jaxeff_export import Bundle, ToolchainError, resolve_target
-from jaxeff_export.targets import find_c_toolchain
+from jaxeff_export import Bundle
 
 import experiments.harness as h
-from experiments.beyond.microcontroller.moments import counted
+from experiments.beyond.microcontroller.moments import counted, has_toolchain
 from experiments.beyond.moment_variances.networks import TOKENS, WIDTH, spread, untrained
 from experiments.beyond.moment_variances.recipe import NETWORKS
 from experiments.contests.tvm import host
@@ -94,7 +93,7 @@ def of_network(run: h.Run[Settings], task: tuple[str, str]) -> Iterable[h.Row]:
     """The price of each pass of one network under one engine."""
     name, engine = task
     emulated = engine not in METERS
-    if emulated and not has_core():
+    if emulated and not has_toolchain(CORE):
         return
     f, params, x = untrained(name, run.key, 2 if emulated else _BATCH)
     posterior = spread(params, NOISE)
@@ -119,15 +118,6 @@ def of_network(run: h.Run[Settings], task: tuple[str, str]) -> Iterable[h.Row]:
             "table": "networks", "network": name, "engine": engine, "method": method,
             "cost": ratio(times[method], times[ALONE]), "error": meters[method][1],
         }  # fmt: skip
-
-
-def has_core() -> bool:
-    """Whether programs for the emulated core can be built here."""
-    try:
-        find_c_toolchain(resolve_target(CORE))
-    except ToolchainError:
-        return False
-    return True
 
 
 def on_core(name: str, passes: Mapping[str, tuple[Any, Any]], x: jax.Array) -> Iterable[h.Row]:

@@ -394,7 +394,7 @@ def export_composite(
     the same types for as long as it lives. Attributes are strings, integers, floats and tuples of
     them.
     """
-    if not isinstance(trace_ctx.trace, DynamicJaxprTrace):
+    if not is_staged():
         return jax.tree.leaves(fn(*operands))
     jaxpr = _composite_body(fn, tuple(map(jax.typeof, operands)))
     return export_composite_p.bind(

@@ -31,6 +31,7 @@ from experiments import harness as h
 from experiments.beyond.keyword_spotting import board, litert
 from experiments.beyond.keyword_spotting.recordings import FRONT, WORDS, Sounds, speech, tones
 from experiments.beyond.keyword_spotting.training import Stage, Way, go, threshold, unsure
+from experiments.beyond.microcontroller.moments import has_toolchain
 from experiments.harness import Row, Run
 
 SOURCE = 0.882
@@ -137,9 +138,7 @@ def board_row(run: Run[Settings], stage: Stage, sounds: Sounds, of: Settings) ->
 
 
 def _stream_rows(run: Run[Settings], of: Settings) -> list[Row]:
-    try:
-        find_c_toolchain(resolve_target(board.CORE))
-    except ToolchainError:
+    if not has_toolchain(board.CORE):
         return []
     with tempfile.TemporaryDirectory() as home:
         library = board.stream(round(of.width * (1 - of.pruned)), of.blocks, of.bits, home)

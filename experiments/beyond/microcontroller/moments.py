@@ -10,6 +10,7 @@ import jax
 import jaxeff_export
 import numpy as np
 from jaxeff_export.clib import ExampleProgram, count_instructions
+from jaxeff_export.targets import find_c_toolchain
 
 import jaxeff
 from experiments.beyond.c_library.subjects import SPREAD, in_codes, of_codes
@@ -31,6 +32,15 @@ def moment_rows(name: str, core: str, passes: tuple[str, ...] = PASSES) -> Itera
             "times": count["instructions"] / base["instructions"],
             "memory times": count["workspace"] / base["workspace"],
         }  # fmt: skip
+
+
+def has_toolchain(core: str) -> bool:
+    """Whether programs for a core can be built here."""
+    try:
+        find_c_toolchain(jaxeff_export.resolve_target(core))
+    except jaxeff_export.ToolchainError:
+        return False
+    return True
 
 
 def counted(f: Callable[..., Any], params: Any, x: jax.Array, core: str) -> Row:

@@ -34,7 +34,7 @@ import jaxeff
 from experiments import harness as h
 from experiments import margins
 from experiments.beyond import moment_prices
-from experiments.beyond.microcontroller.moments import counted
+from experiments.beyond.microcontroller.moments import counted, has_toolchain
 from experiments.beyond.selective import recipe
 from experiments.beyond.selective.networks import Network
 from experiments.beyond.selective.passes import Calibrating, Recording, Streamlined
@@ -185,7 +185,7 @@ def priced(
         rounds = measure_rounds(meters, settings.rounds)
         for method, each in rounds.items():
             prices[method][PRICES["TVM"]] = ratio(each, rounds[MEAN])
-    if "Cortex-M7" in engines and name in ON_CORE and moment_prices.has_core():
+    if "Cortex-M7" in engines and name in ON_CORE and has_toolchain(moment_prices.CORE):
         counts = {
             method: counted(f, p, x[:1], moment_prices.CORE)["instructions"]
             for method, (f, p) in keyless.items()

@@ -348,8 +348,10 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
         and extents[-1] <= LONG
         and extents[-1] % machine.lanes == 0
         # A kernel of several results has several blocks in a loop.
-        and not any(is_dear(sch.get(b)) for b in sch.get_child_blocks(loops[-1]))
-        and all(_vectorizable(sch, b) for b in sch.get_child_blocks(loops[-1]))
+        and all(
+            _vectorizable(sch, each) and not is_dear(sch.get(each))
+            for each in sch.get_child_blocks(loops[-1])
+        )
     ):
         sch.vectorize(_split(sch, loops[-1], machine.lanes)[1])
 
