@@ -101,8 +101,8 @@ class AxisLetters:
         return self.rows + _without(self.v, self.scores)
 
 
-def attention(axes: AxisLetters, arrays: Mapping[str, Array]) -> Gaussian:
-    """Computes the moments of softmax(scores) v.
+def attention(axes: AxisLetters, arrays: Mapping[str, Array], *, short: bool = False) -> Gaussian:
+    """Computes the moments of softmax(scores) v; `short` leaves out what factors make up for.
 
     `arrays` are `scores`, what the softmax is taken of; `v`, the mean of values; `q` and `k`, those
     of queries and keys, with `slope`, the derivative of the scores by their products; and of what
@@ -111,16 +111,17 @@ def attention(axes: AxisLetters, arrays: Mapping[str, Array]) -> Gaussian:
     """
     names = tuple(arrays)
     letters = {f"{name}_axes": of for name, of in asdict(axes).items()}
-    rule = _rule(axes, names)
-    return composite("pfp_attention", rule, *arrays.values(), operands=" ".join(names), **letters)
+    rule = _rule(axes, names, short)
+    name = "pfp_attention_in_short" if short else "pfp_attention"
+    return composite(name, rule, *arrays.values(), operands=" ".join(names), **letters)
 
 
 @functools.lru_cache(64)
-def _rule(axes: AxisLetters, names: tuple[str, ...]) -> Callable[..., Gaussian]:
+def _rule(axes: AxisLetters, names: tuple[str, ...], short: bool) -> Callable[..., Gaussian]:
     """Returns the rule of arrays by name, one and the same for equal layers."""
 
     def rule(*values: Array) -> Gaussian:
-        return _moments(*_batch_first(axes, dict(zip(names, values, strict=True))))
+        return _moments(*_batch_first(axes, dict(zip(names, values, strict=True))), short)
 
     return rule
 
@@ -145,11 +146,15 @@ def _batch_first(
     return replace(axes, **ordered), moved
 
 
-def _moments(axes: AxisLetters, arrays: Mapping[str, Array]) -> Gaussian:
+def _moments(axes: AxisLetters, arrays: Mapping[str, Array], short: bool) -> Gaussian:
     along = _softmax_axes(axes)
     unshared = _own_variances(axes, arrays)
-    spread = _spread(axes, arrays, unshared)
-    p = jax.nn.softmax(arrays["scores"] + 0.5 * spread, along)
+    if short:
+        unshared, spread = _with_queries(axes, arrays, unshared), None
+        p = jax.nn.softmax(arrays["scores"], along)
+    else:
+        spread = _spread(axes, arrays, unshared)
+        p = jax.nn.softmax(arrays["scores"] + 0.5 * spread, along)
     # What all values have in common passes through. It is taken off first: sums of squares less
     # squares of sums would lose their digits to it.
     v, common = _apart(arrays["v"], axes.v, axes.softmax)
@@ -166,10 +171,11 @@ def _moments(axes: AxisLetters, arrays: Mapping[str, Array]) -> Gaussian:
         total = sum_of(axes.centre, row, (axes.centre, o * o))
         squares, sums = weighted(a, v * v, v)
         var += jnp.maximum(squares - 2 * sums * o + total, 0)
-    if "q_var" in arrays:
+    if "q_var" in arrays and not short:
         var += _of_queries(axes, arrays, p, v, o)
     if "v_var" in arrays:
-        var += weighted(jnp.minimum(p * p * (1 + spread), p), arrays["v_var"])[0]
+        square = p * p if spread is None else jnp.minimum(p * p * (1 + spread), p)
+        var += weighted(square, arrays["v_var"])[0]
     of_common = _without(axes.v, axes.softmax)
     absent = [i for i, letter in enumerate(axes.centre) if letter not in of_common]
     order = [of_common.index(letter) for letter in axes.centre if letter in of_common]
@@ -219,6 +225,22 @@ def _own_variances(axes: AxisLetters, arrays: Mapping[str, Array]) -> Array | No
         product = arrays["slope"] * arrays["slope"] * product
         unshared = product if unshared is None else unshared + product
     return unshared
+
+
+def _with_queries(
+    axes: AxisLetters, arrays: Mapping[str, Array], unshared: Array | None
+) -> Array | None:
+    """Adds what noise of queries adds to each score, less what all keys have in common.
+
+    As if that were each score's own: keys of different places that go with values of different
+    places make the sum of M^2 as large on average.
+    """
+    if "q_var" not in arrays:
+        return unshared
+    k, _ = _apart(arrays["k"], axes.k, axes.softmax)
+    product = sum_of(axes.scores, (axes.q, arrays["q_var"]), (axes.k, k * k))
+    product *= arrays["slope"] * arrays["slope"]
+    return product if unshared is None else unshared + product
 
 
 def _spread(axes: AxisLetters, arrays: Mapping[str, Array], unshared: Array | None) -> Array:
@@ -384,7 +406,9 @@ class AttentionLayer(WholeLayer):
     terms: Mapping[Value, str]
 
 
-def attention_moments(layer: AttentionLayer, values: Sequence[Any]) -> list[Gaussian]:
+def attention_moments(
+    layer: AttentionLayer, values: Sequence[Any], *, short: bool = False
+) -> list[Gaussian]:
     """Computes the moments of an attention layer from those of its inputs."""
     known = dict(zip(layer.inputs, values, strict=True))
     random = {v: to_variance(x) for v, x in known.items() if is_random(x)}
@@ -403,7 +427,8 @@ def attention_moments(layer: AttentionLayer, values: Sequence[Any]) -> list[Gaus
             arrays[f"{name}_var"] = random[value].var
     # Half precision has too few digits for differences of squares.
     dtype = jnp.result_type(jnp.float32, *arrays.values())
-    y = attention(layer.axes, {name: a.astype(dtype) for name, a in arrays.items()})
+    arrays = {name: a.astype(dtype) for name, a in arrays.items()}
+    y = attention(layer.axes, arrays, short=short)
     result = layer.outputs[0].aval
     return [map_linear(lambda a: a.reshape(result.shape).astype(result.dtype), y)]
 

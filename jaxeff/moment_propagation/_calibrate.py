@@ -60,7 +60,12 @@ from jaxeff import core
 from jaxeff.moment_propagation import _calibrated as calibrated
 from jaxeff.moment_propagation import _moment_pass as moment_pass
 from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
-from jaxeff.moment_propagation._moment_pass import Propagation, batched_leaves, promote
+from jaxeff.moment_propagation._moment_pass import (
+    IN_SHORT,
+    Propagation,
+    batched_leaves,
+    promote,
+)
 from jaxeff.moment_propagation._moments import RUN_ONCE, Sampling, floats, random_values
 from jaxeff.moment_propagation._values import (
     Gaussian,
@@ -345,8 +350,9 @@ def calibrate_moments(
     elif hasattr(posterior, "draws"):
         source, posterior = posterior, posterior.to_gaussians()
     _check(form, (posterior, *args, *kwargs.values()))
-    propagation = Propagation(rules or {}, "variance", lambda one: None)
     of_results = correlations or method == "linear"
+    in_short = {} if of_results or shared else IN_SHORT
+    propagation = Propagation({**in_short, **(rules or {})}, "variance", lambda one: None)
     if shared and of_results:
         raise ValueError(
             "calibrate_moments: correlations and the linear method follow what positions share "

@@ -137,6 +137,12 @@ def of_shared_pass(factors: Mapping[str, Array]) -> Mapping[str, Array]:
     return {name.removeprefix(SHARED): v for name, v in factors.items() if name.startswith(SHARED)}
 
 
+def are_of_sites(factors: Mapping[str, Array]) -> bool:
+    """Returns whether factors were measured beside the diagonal pass, as those of sites are."""
+    others = SHARED, result_name(expected_slopes=True), result_name(expected_slopes=False)
+    return any(not name.startswith(others) for name in factors)
+
+
 def is_result(value: Any) -> bool:
     """Returns whether a value is a random result, with or without its covariances."""
     return _values.is_gaussian(value) or _values.is_joint_gaussian(value)

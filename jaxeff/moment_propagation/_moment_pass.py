@@ -26,7 +26,14 @@ from jaxeff.moment_propagation._covariance_gaps import PATTERNS, Gaps, find_gaps
 from jaxeff.moment_propagation._linear_patterns import linear_patterns, with_bias_vectors
 from jaxeff.moment_propagation._propagation import Environment, propagate
 from jaxeff.moment_propagation._regions import region
-from jaxeff.moment_propagation.rules import Rule
+from jaxeff.moment_propagation.rules import (
+    Rule,
+    gelu,
+    gelu_in_short,
+    silu,
+    silu_in_short,
+    tanh_gelu,
+)
 from jaxeff.moment_propagation.shared_kernels import steps_apart, with_shared_noise
 from jaxeff.program import (
     Layer,
@@ -140,12 +147,21 @@ _REGIONS = {"elementwise", "normalization", "reduction"}
 _DISCRETE = "computes with a discrete function of a random value"
 
 
+IN_SHORT: Mapping[Any, Any] = {
+    attention_moments: functools.partial(attention_moments, short=True),
+    silu: silu_in_short,
+    gelu: gelu_in_short,
+    tanh_gelu: functools.partial(gelu_in_short, tanh=True),
+}
+"""What stands for dearer rules beside factors of sites, which make up for what it leaves out."""
+
+
 @dataclass(frozen=True)
 class Propagation:
     """One pass of moments over a program.
 
     Attributes:
-        rules: The user's rules by primitive.
+        rules: The user's rules by primitive, and those of `IN_SHORT` by what they stand for.
         form: Moments that layers pass to each other, "variance" or "raw".
         note: Called for each place where independence is assumed.
         differentiable: Whether derivatives pass through variances; not those by expected slopes.
@@ -179,11 +195,13 @@ class Propagation:
         program = with_batch_axes(program)  # here, so that both passes know the same values
         assumptions: list[dependence.Assumption] = []
         prepared = replace(self, note=assumptions.append).prepare(program, values)
-        rule: Callable[..., Sequence[Any]] = functools.partial(self.layer, factors)
+        of_results = _calibrated.of_shared_pass(factors)
+        short = _calibrated.are_of_sites(factors)
+        propagation = replace(self, rules={**IN_SHORT, **self.rules}) if short else self
+        rule: Callable[..., Sequence[Any]] = functools.partial(propagation.layer, factors)
         if self.once and not factors:
             rule = once_for_equal(prepared, rule)
         known: Collection[Layer] = ()
-        of_results = _calibrated.of_shared_pass(factors)
         if of_results and not self.shared:
             raise ValueError(
                 "moments: these factors were measured for moments(f) with what positions share, "
@@ -198,7 +216,7 @@ class Propagation:
         for one in assumptions:
             if (one.site, one.kind) not in resolved:
                 self.note(one)
-        result = self.evaluated(prepared, rule, values)
+        result = propagation.evaluated(prepared, rule, values)
         if self.gaps and not factors:  # bodies of loops are prepared while they are evaluated
             self.gaps[min(self.gaps)].warn()
         result = _calibrated.with_result_factors(
@@ -301,7 +319,8 @@ class Propagation:
             rule = functools.partial(self.layer, {})
             return evaluate(layer.programs[0], rule, key, values, promote, self.prepare)
         if isinstance(layer, AttentionLayer):
-            return attention_moments(layer, values)
+            of_attention: Any = self.rules.get(attention_moments, attention_moments)
+            return of_attention(layer, values)
         # Dependent entries may meet in these kinds: they are integrated as one function.
         if layer.kind in _REGIONS or isinstance(layer, dependence.FusedLayer):
             return region(layer, values, self.rules, self.note)

@@ -60,6 +60,7 @@ from jaxeff.moment_propagation.rules import (
     sigmoid,
     silu,
     softplus,
+    tanh_gelu,
 )
 from jaxeff.program import Layer
 from jaxeff.program.ir import Node, Value, form_of, run_nodes
@@ -492,7 +493,8 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
             rule, _, inner, factor, offset = known
             if inner != 1:
                 x = _values.Gaussian(inner * x.mean, inner**2 * _values.to_variance(x).var)
-            result = rule(x)
+            of_function: Any = env.rules.get(rule, rule)
+            result = of_function(x)
             mean = factor * result.mean + offset
             env.write(outputs, [_values.Gaussian(mean, factor**2 * result.var)])
             return
@@ -609,8 +611,8 @@ def _forms(values: Mapping[float, float]) -> list[_Activation]:
     # float32 tells.
     if slope := _logit(one / rise):
         forms.append(_Activation(silu, _plain_silu, slope, rise / slope, 0.0))
-    for form, plain in ((False, _plain_gelu), (True, _plain_tanh_gelu)):
-        forms.append(_Activation(functools.partial(gelu, tanh=form), plain, 1.0, rise, 0.0))
+    for rule, plain in ((gelu, _plain_gelu), (tanh_gelu, _plain_tanh_gelu)):
+        forms.append(_Activation(rule, plain, 1.0, rise, 0.0))
     if slope := _logit((one - low) / (high - low)):
         forms.append(_Activation(sigmoid, _plain_sigmoid, slope, high - low, low))
     # Far from zero softplus is zero or its input.

@@ -189,6 +189,20 @@ def test_probes_estimate_the_queries_part_without_bias():
     assert 0.3 < ratio.std() < 0.7
 
 
+def test_the_short_form_is_right_on_average():
+    """Noise of queries counts as if each score had its own: entries are off, all of them aren't."""
+    q, k, v = (normal(i, 32, 8) for i in range(3))
+    s, var = q @ k.T / 8**0.5, jnp.full((32, 8), 1e-4)
+    given = {"scores": s, "v": v, "q": q, "k": k, "slope": jnp.full_like(s, 8**-0.5)}
+    given |= {f"{name}_var": var for name in "qkv"}
+    form = lambda short: jax.jit(lambda given: attention(HEAD, given, short=short))(given)  # noqa: E731
+    exact, short = form(False), form(True)
+    np.testing.assert_allclose(short.mean, exact.mean, atol=1e-3)
+    ratio = np.asarray(short.var / exact.var)
+    assert abs(ratio.mean() - 1) < 0.05
+    assert 0.05 < ratio.std() < 0.3  # what is shared by a row isn't followed
+
+
 @pytest.mark.slow
 def test_transforms_of_a_layer_of_attention():
     args = heads()

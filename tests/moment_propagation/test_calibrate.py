@@ -184,6 +184,22 @@ def test_neutral_factors_change_nothing(calibrated):
     np.testing.assert_allclose(plain.var, neutral.var, rtol=1e-6)
 
 
+def test_beside_factors_of_sites_dear_rules_are_short():
+    """Attention, GELU: a third of the exponentials; factors of results alone change no rule."""
+    f, params = functional(TransformerEncoder(4, 9, 8, width=16, depth=1, rngs=nnx.Rngs(0)))
+    posterior = jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, 1e-4)), params)
+    plain = moments(f, shared=False)
+    x = jnp.zeros((2, 8, 9))
+
+    def exponentials(posterior):
+        text = str(jax.make_jaxpr(plain)(posterior, x))
+        return text.count(" exp ") + text.count(" tanh ")
+
+    assert exponentials(posterior) == 8
+    assert exponentials(Calibrated(posterior, {"blocks/0/fc1": jnp.ones(32)})) == 3
+    assert exponentials(Calibrated(posterior, {"result 0": jnp.ones(4)})) == 8
+
+
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match="nothing is random"):
         calibrate_moments(KEY, F, PARAMS, TRAIN)

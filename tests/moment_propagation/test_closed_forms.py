@@ -1,5 +1,7 @@
 """Activations through `moments(f)` itself, against quadrature in pieces in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxeff.moment_propagation import Gaussian, moments
-from jaxeff.moment_propagation.rules import piecewise
+from jaxeff.moment_propagation.rules import gelu_in_short, piecewise, silu_in_short
 from jaxeff.nn import ACTIVATIONS as SOURCE_TABLE
 
 MEANS, STDS = map(
@@ -244,6 +246,24 @@ def test_smooth_activations_hold_their_error_from_tiny_to_huge_deviations(name, 
         off_mean, off_var = errors(jax.jit(propagated(plain))(x), expected, std)
     assert off_mean < least
     assert off_var < 2e-5
+
+
+@pytest.mark.parametrize("tanh", [None, False, True])
+def test_short_forms_hold_their_error(tanh, oracle):
+    """Those that stand beside factors: SiLU's, GELU's, and GELU's by a hyperbolic tangent."""
+    plain, rule = jax.nn.silu, silu_in_short
+    if tanh is not None:
+        plain = functools.partial(jax.nn.gelu, approximate=tanh)
+        rule = functools.partial(gelu_in_short, tanh=tanh)
+    for std, least in ((0.01, 1e-3), (0.3, 7e-3), (1, 5e-2), (5, 6e-2)):
+        mean, stds = np.linspace(-6, 6, 49), np.full(49, float(std))
+        exact = oracle.exact(plain, mean, stds)
+        ours = jax.jit(rule)(Gaussian(jnp.float32(mean), jnp.float32(stds**2)))
+        assert np.abs(np.asarray(ours.mean) - exact[0]).max() < least * std
+        assert np.abs(np.sqrt(ours.var) - np.sqrt(exact[1])).max() < least * std
+    certain = jax.jit(rule)(Gaussian(jnp.array([0.7, -jnp.inf, jnp.inf]), jnp.zeros(3)))
+    np.testing.assert_allclose(certain.mean, [plain(0.7), 0, jnp.inf], rtol=1e-5)
+    np.testing.assert_array_equal(certain.var, 0)
 
 
 def test_small_variances_keep_their_digits_in_the_tails_of_a_sigmoid():

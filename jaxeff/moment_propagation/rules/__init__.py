@@ -22,9 +22,12 @@ from jaxeff.moment_propagation.rules._extremes import window as window
 from jaxeff.moment_propagation.rules._extremes import window_max as window_max
 from jaxeff.moment_propagation.rules._extremes import window_mean as window_mean
 from jaxeff.moment_propagation.rules._smooth import gelu as gelu
+from jaxeff.moment_propagation.rules._smooth import gelu_in_short as gelu_in_short
 from jaxeff.moment_propagation.rules._smooth import sigmoid as sigmoid
 from jaxeff.moment_propagation.rules._smooth import silu as silu
+from jaxeff.moment_propagation.rules._smooth import silu_in_short as silu_in_short
 from jaxeff.moment_propagation.rules._smooth import softplus as softplus
+from jaxeff.moment_propagation.rules._smooth import tanh_gelu as tanh_gelu
 from jaxeff.moment_propagation.rules._table import DATA_MOVEMENT as DATA_MOVEMENT
 from jaxeff.moment_propagation.rules._table import DISCRETE as DISCRETE
 from jaxeff.moment_propagation.rules._table import RULES as RULES

@@ -199,6 +199,19 @@ def gelu(x: _values.Random, tanh: bool = False) -> _values.Gaussian:
     return _gelu(x.mean, x.var, tanh)
 
 
+tanh_gelu = functools.partial(gelu, tanh=True)
+
+
+def gelu_in_short(x: _values.Random, tanh: bool = False) -> _values.Gaussian:
+    """Computes the moments of GELU with two terms of its variance, v (E f')^2 + v^2 / 2 (E f'')^2.
+
+    It takes one exponential. The mean is that of `gelu`; standard deviations are up to .004 of the
+    input's too small where that is .3, and up to .05 where it is more.
+    """
+    x = _values.to_variance(x)
+    return _gelu(x.mean, x.var, tanh, short=True)
+
+
 # Gauss-Jacobi on [0, 1] for the weight 1 - u.
 _BEND_NODES = (0.05710419611451772, 0.2768430136381238, 0.5835904323689168, 0.8602401356562195)
 _BEND_MASSES = (0.1355069134314885, 0.2034645680102711, 0.1298475476082323, 0.03118097095000808)
@@ -211,8 +224,8 @@ _DERIVATIVES = (
 )  # fmt: skip
 
 
-@functools.partial(jax.jit, static_argnums=2, inline=True)
-def _gelu(mean: Array, var: Array, tanh: bool) -> _values.Gaussian:
+@functools.partial(jax.jit, static_argnums=2, static_argnames="short", inline=True)
+def _gelu(mean: Array, var: Array, tanh: bool, short: bool = False) -> _values.Gaussian:
     known = jnp.isfinite(mean)
     m = jnp.where(known, mean, 0)
     total = 1 + var
@@ -223,22 +236,14 @@ def _gelu(mean: Array, var: Array, tanh: bool) -> _values.Gaussian:
     slope = jnp.where(m > 0, 1 - prob, prob) + a * density * scale * scale
     value = jnp.maximum(m, 0) - jnp.abs(m) * prob + var * scale * density
 
-    # half = tan(angle / 2) with c = s^2 sin(angle): all else is a rational function of it.
-    most = var / (total + jnp.sqrt(1 + 2 * var))
-    offset = distance * (total * scale)
-    bends = jnp.zeros_like(m)
-    for node, mass in zip(_BEND_NODES, _BEND_MASSES, strict=True):
-        half = most * node
-        squared = 1 + half * half
-        low, high = (squared * (scale / (1 + sign * half)) ** 2 for sign in (1, -1))
-        # The pair's density times phi(x) phi(y) is a normal one again, of this mean, variance (less
-        # the two of f'') and covariance.
-        tilted, excess, shared = offset * low, 1 + 0.5 * (low + high), 0.5 * (high - low)
-        product = (excess - tilted * tilted) ** 2 + shared * (4 * tilted * tilted + 2 * shared)
-        weight = mass * (1 - most * half) / (squared * squared)
-        bends += weight * jnp.exp(-tilted * offset) * product
-    share = slope * slope + most / np.pi * bends
-    if tanh:
+    if short:
+        curve = density * scale * (1 + (1 - a * a) * scale * scale)
+        share = slope * slope + 0.5 * var * curve * curve
+        value += _smoothed(m, var)[0] if tanh else 0
+    else:
+        most, bends = _bends(var, total, scale, distance)
+        share = slope * slope + most / np.pi * bends
+    if tanh and not short:
         added, first, second, third = _smoothed(m, var)
         value += added
         # GELU's own smoothed derivatives; factors stay finite where a power of v wouldn't.
@@ -250,6 +255,25 @@ def _gelu(mean: Array, var: Array, tanh: bool) -> _values.Gaussian:
     return _values.Gaussian(
         jnp.where(known, value, limit), jnp.where(known, var * jnp.maximum(share, 0), 0)
     )
+
+
+def _bends(var: Array, total: Array, scale: Array, distance: Array) -> tuple[Array, Array]:
+    """Integrates E[f'' f''] of pairs with all covariances up to the variance."""
+    # half = tan(angle / 2) with c = s^2 sin(angle): all else is a rational function of it.
+    most = var / (total + jnp.sqrt(1 + 2 * var))
+    offset = distance * (total * scale)
+    bends = jnp.zeros_like(var)
+    for node, mass in zip(_BEND_NODES, _BEND_MASSES, strict=True):
+        half = most * node
+        squared = 1 + half * half
+        low, high = (squared * (scale / (1 + sign * half)) ** 2 for sign in (1, -1))
+        # The pair's density times phi(x) phi(y) is a normal one again, of this mean, variance (less
+        # the two of f'') and covariance.
+        tilted, excess, shared = offset * low, 1 + 0.5 * (low + high), 0.5 * (high - low)
+        product = (excess - tilted * tilted) ** 2 + shared * (4 * tilted * tilted + 2 * shared)
+        weight = mass * (1 - most * half) / (squared * squared)
+        bends += weight * jnp.exp(-tilted * offset) * product
+    return most, bends
 
 
 def _smoothed(mean: Array, var: Array) -> list[Array]:
@@ -296,6 +320,34 @@ def silu(x: _values.Random) -> _values.Gaussian:
     """
     x = _values.to_variance(x)
     return _silu(x.mean, x.var)
+
+
+def silu_in_short(x: _values.Random) -> _values.Gaussian:
+    """Computes the moments of SiLU with E sigmoid(x) = s = sigmoid(k m), k = (1 + pi v / 8)^(-1/2).
+
+    This is MacKay's approximation (1992). By Stein's lemma the mean is m s + v s', derivatives by
+    m; the variance has the terms that `gelu_in_short` has. It takes one exponential. Means are up
+    to .006 of the input's standard deviation off where that is .3, and up to .03 where it is more;
+    standard deviations .002 and .05.
+    """
+    x = _values.to_variance(x)
+    return _silu_in_short(x.mean, x.var)
+
+
+@functools.partial(jax.jit, inline=True)
+def _silu_in_short(mean: Array, var: Array) -> _values.Gaussian:
+    m = _finite(mean)
+    k = lax.rsqrt(1 + np.pi / 8 * var)
+    s = lax.logistic(k * m)
+    bell = s * (1 - s)
+    # The first three derivatives of sigmoid(k m) by m.
+    first, second = k * bell, k * k * bell * (1 - 2 * s)
+    third = k * k * k * bell * (1 - 6 * bell)
+    slope, curve = s + m * first + var * second, 2 * first + m * second + var * third
+    spread = var * (slope * slope + 0.5 * var * curve * curve)
+    known, limit = jnp.isfinite(mean), jnp.where(jnp.isnan(mean), mean, jnp.maximum(mean, 0))
+    value = jnp.where(known, m * s + var * first, limit)
+    return _values.Gaussian(value, jnp.where(known, spread, 0))
 
 
 # Our least-maximum fits, within 4e-7: the variance of each normal density, and what its derivatives
