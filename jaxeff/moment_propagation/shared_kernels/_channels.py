@@ -33,6 +33,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
+from jaxeff.core import split_p
 from jaxeff.moment_propagation import _attention as attention
 from jaxeff.moment_propagation import dependence
 from jaxeff.moment_propagation.shared_kernels import _terms
@@ -41,6 +42,7 @@ from jaxeff.moment_propagation.shared_kernels._layouts import (
     CHANNEL,
     canonical,
     restored,
+    roles,
 )
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Node, Value, axes
@@ -246,10 +248,24 @@ def _moved(nodes: Sequence[Node], known: dict[Value, np.ndarray]) -> dict[Value,
             steps = q["strides"] or (1,) * x.ndim
             cut = zip(q["start_indices"], q["limit_indices"], steps, strict=True)
             x = x[tuple(slice(*one) for one in cut)]
+        elif node.primitive is split_p:
+            parts = np.split(x, np.cumsum(q["sizes"])[:-1], q["axis"])
+            known.update(zip(node.outputs, parts, strict=True))
+            continue
         else:
             return None
         known[node.outputs[0]] = x
     return known
+
+
+def with_splits_apart(program: Program) -> Program:
+    """Makes a layer of each part that `split` cuts an array into, as of a slice."""
+    layers: list[Layer] = []
+    for layer in program.layers:
+        is_split = [node.primitive for node in layer.nodes] == [split_p] and not layer.mark
+        parts = [(v,) for v in layer.outputs]
+        layers += [replace(layer, outputs=one) for one in parts] if is_split else [layer]
+    return dependence.with_layers(program, layers)
 
 
 def with_channels_joined(program: Program) -> list[Layer]:
@@ -299,8 +315,10 @@ class HeadsLayer(Layer):
 
     def layout(self, start: Mapping[Value, Axes]) -> Axes | None:
         """Returns the layout of the result, which all operands have; None if they haven't."""
-        layout, *others = {start.get(v) for v in self.operands}
-        return layout if layout is not None and not others and layout[-1] == CHANNEL else None
+        layouts = [start[v] for v in self.operands if v in start]
+        if len(layouts) < len(self.operands) or layouts[0][-1] != CHANNEL:
+            return None
+        return layouts[0] if all(roles(x) == roles(layouts[0]) for x in layouts) else None
 
     def moved(self, which: int, x: Array) -> Array:
         """Applies moves to an array: of queries, keys, values (0, 1, 2), or the result (3)."""
@@ -510,9 +528,8 @@ class PositionMap(NamedTuple):
         fixed = [a for a, n in sizes if a in (BATCH, CHANNEL) and n != 1]
         if any(kept.count(a) != 1 for a in fixed):
             return None
-        places = {a for a, n in sizes if a not in (BATCH, CHANNEL, None) and n != 1}
-        gone = sorted(places.difference(kept))
-        # What takes the place of an axis has its number, so that terms of a sum agree.
+        places = [a for a, n in sizes if a not in (BATCH, CHANNEL, None) and n != 1]
+        gone = [a for a in places if a not in kept]
         numbers = iter([*gone, *range(_NEW_AXES, _NEW_AXES + len(kept))])
         after = zip(kept, result.aval.shape, strict=True)
         positions_after = tuple(next(numbers) if a is None and n != 1 else a for a, n in after)

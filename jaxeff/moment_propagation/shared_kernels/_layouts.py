@@ -68,22 +68,40 @@ def positions(shape: Sequence[int], layout: Axes) -> int:
     return math.prod(n for n, a in sizes if a not in (BATCH, CHANNEL))
 
 
-def follow(nodes: Sequence[Node], start: Mapping[Value, Axes]) -> dict[Value, Axes] | None:
+def follow(
+    nodes: Sequence[Node],
+    start: Mapping[Value, Axes],
+    alike: Callable[[Axes, Axes], None] = lambda one, other: None,
+) -> dict[Value, Axes] | None:
     """Follows layouts through pointwise functions, moves and poolings of positions.
 
-    Returns the layouts of `start` and of all values that are made of them; None where an equation
-    is of another kind, or combines values of different layouts.
+    Where positions of two values meet, their numbers may differ, and are the first one's behind;
+    `alike` is called with the two layouts. Returns the layouts of `start` and of all values that
+    are made of them; None where an equation is of another kind, or combines values with examples or
+    channels along different axes.
     """
     known = dict(start)
     for node in nodes:
-        layouts = {known[a] for a in node.inputs if isinstance(a, Value) and a in known}
+        layouts = dict.fromkeys(
+            known[a] for a in node.inputs if isinstance(a, Value) and a in known
+        )
         if not layouts:
             continue
-        after = _after(node, layouts.pop()) if len(layouts) == 1 else None
-        if after is None or len(node.outputs) != 1:
+        first, *others = layouts
+        if len(node.outputs) != 1 or any(roles(other) != roles(first) for other in others):
+            return None
+        for other in others:
+            alike(first, other)
+        after = _after(node, first)
+        if after is None:
             return None
         known[node.outputs[0]] = after
     return known
+
+
+def roles(layout: Axes) -> list[int | None]:
+    """Returns which axes are the examples', the channels', positions, or none of them."""
+    return [a if a in (BATCH, CHANNEL, None) else FIRST_PLACE for a in layout]
 
 
 def pooled(nodes: Sequence[Node], start: Mapping[Value, Axes]) -> int:

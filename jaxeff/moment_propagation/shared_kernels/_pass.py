@@ -268,8 +268,8 @@ GROUP_NORMALIZATION = _plan.SharingRule(
 )
 
 RULES = (
-    rules.CONTRACTION, rules.JOIN, rules.POINTWISE, rules.POOLING, rules.GATHERED, rules.MIXING,
-    rules.CHOSEN, rules.ATTENDED, NORMALIZATION, GROUP_NORMALIZATION,
+    rules.CONTRACTION, rules.JOIN, rules.POINTWISE, rules.SCALED, rules.POOLING, rules.GATHERED,
+    rules.MIXING, rules.CHOSEN, rules.ATTENDED, NORMALIZATION, GROUP_NORMALIZATION,
 )  # fmt: skip
 """The rules, in the order in which they are tried."""
 
@@ -299,6 +299,7 @@ def with_shared_noise(
     """
     random = [v for v, x in zip(program.inputs, values, strict=True) if is_random(x)]
     joined = [v for v in prepared.layers if isinstance(v, FusedLayer | WholeLayer)]
+    program = _channels.with_splits_apart(program)
     heads = _channels.heads_layers(prepared) if attention else []
     plan, kept = _settled(program, random, joined, heads, _plan.matcher(RULES, own_rules))
     for gap in plan.gaps:

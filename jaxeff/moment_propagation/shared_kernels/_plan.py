@@ -6,11 +6,13 @@ and the site is named.
 
 A convolution says which axis holds the examples. A dense layer does the same along all axes but
 the last, whatever they hold: tokens, points and time steps are what a sum or mean over them shows.
+So does a scale or bias of channels behind a layer that isn't followed, such as attention.
 """
 
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,6 +41,7 @@ from jaxeff.moment_propagation.shared_kernels._layouts import (
     only_moves,
     pooled,
     positions,
+    roles,
     split_at_contraction,
 )
 from jaxeff.program import Layer, Program
@@ -47,31 +50,54 @@ from jaxeff.program.ir import primitives as prim
 
 
 def layouts_of_tokens(program: Program, random: Collection[Value]) -> dict[Value, Axes]:
-    """Finds the dense layers whose results are pooled along some of their axes.
+    """Finds the dense layers, and scales of channels, whose results are pooled along some axes.
 
-    Returns the layouts of the results of these products. One axis at most is the examples'.
+    Returns the layouts of their products, of a dense layer channels last, and of the scaled values.
+    One axis at most is the examples'.
     """
-    # A label is an axis of the product that began it, so that those of a sum's branches agree.
-    known: dict[Value, Axes] = {}
-    begun: dict[Value, frozenset[Value]] = {}
-    pooled: dict[Value, set[int | None]] = {}
-    random = set(random)
+    search = _TokenSearch(set(random))
     for layer in program.layers:
-        if random.isdisjoint(layer.inputs):
-            continue
-        before = frozenset[Value]().union(*(begun.get(v, ()) for v in layer.inputs))
-        start = {v: known[v] for v in layer.inputs if v in known}
-        alone = sum(v in random for v in layer.inputs) == 1
-        random.update(layer.outputs)
+        search.visit(layer)
+    laid_out = {v: search.layout(v) for v in search.begun}
+    return {v: x for v, x in laid_out.items() if x.count(BATCH) < 2 and {*x} - {BATCH, CHANNEL}}
+
+
+@dataclass
+class _TokenSearch:
+    """Follows the axes of dense layers' results, each with a number of its own.
+
+    Attributes:
+        random: The random values so far.
+        known: The numbers of a value's axes.
+        begun: The numbers of the axes of what nothing that is followed came before.
+        same: The number that stands for another: of axes that met in a sum.
+        pooled: Numbers of axes along which entries are combined.
+    """
+
+    random: set[Value]
+    known: dict[Value, Axes] = field(default_factory=dict)
+    begun: dict[Value, Axes] = field(default_factory=dict)
+    same: dict[int, int] = field(default_factory=dict)
+    pooled: set[int | None] = field(default_factory=set)
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(-1, -1))
+
+    def visit(self, layer: Layer) -> None:
+        """Follows axes through a layer."""
+        if self.random.isdisjoint(layer.inputs):
+            return
+        start = {v: self._named(self.known[v]) for v in layer.inputs if v in self.known}
+        alone = sum(v in self.random for v in layer.inputs) == 1
+        self.random.update(layer.outputs)
         after: Mapping[Value, Axes] | None = None
         if layer.kind == "linear":
-            after, product = _through_product(layer, start)
-            before |= {product} if product is not None else frozenset()
+            after = self._through_product(layer, start)
         elif isinstance(layer, HeadsLayer):
             layout = layer.layout(start)
-            after = None if layout is None else {layer.outputs[0]: layout}
+            if layout is not None:
+                self._meet_all(start)
+                after = {layer.outputs[0]: layout}
         elif start:
-            after = _through(layer, start)
+            after = self._through(layer, start)
         combined: frozenset[int | None] = frozenset()
         if after is None and len(start) == 1 and alone:
             after, combined = _mixed(layer, *next(iter(start.items())))
@@ -79,27 +105,99 @@ def layouts_of_tokens(program: Program, random: Collection[Value]) -> dict[Value
             # What has no rule is warned of, if there are positions to share anything.
             for value, layout in start.items():
                 if is_unruled(layer, value, layout):
-                    for product in begun[value]:
-                        axes = combined_axes(layer, value, layout)
-                        pooled.setdefault(product, set()).update(axes)
+                    self.pooled |= combined_axes(layer, value, layout)
+        before = {self._number(a) for layout in start.values() for a in layout}
         for value in layer.outputs:
             if after is None or value not in after:
                 continue
-            known[value], begun[value] = after[value], before
-            summed = combined or set[int | None]().union(*start.values()) - {*after[value], CHANNEL}
-            for product in before:
-                pooled.setdefault(product, set()).update(summed)
-    laid_out = {v: _layout(v, axes) for v, axes in pooled.items() if axes}
-    return {v: layout for v, layout in laid_out.items() if layout.count(BATCH) < 2}
+            # Axes that a layer has made have numbers above all others.
+            axes = self._named(after[value])
+            layout = tuple(next(self.numbers) if a and a > CHANNEL else a for a in axes)
+            self.known[value] = layout
+            self.pooled |= combined or before - {CHANNEL, *layout}
+        if (channel := _scaled_channel(layer, self.random)) is not None:
+            self._begin(layer.outputs[0], channel)
+
+    def _begin(self, value: Value, channel: int) -> None:
+        """Begins the axes of a value, those of what came before are the same."""
+        axes = range(len(value.aval.shape))
+        layout = tuple(CHANNEL if i == channel else next(self.numbers) for i in axes)
+        if value in self.known and self.known[value][channel] == CHANNEL:
+            self._meet(layout, self.known[value])
+        self.begun[value] = self.known[value] = layout
+
+    def layout(self, product: Value) -> Axes:
+        """Returns the layout of what nothing that is followed came before."""
+        roles = {a: None for a in self._named(tuple(self.pooled))} | {CHANNEL: CHANNEL}
+        axes = enumerate(self._named(self.begun[product]), FIRST_PLACE)
+        return tuple((roles[a] or i) if a in roles else BATCH for i, a in axes)
+
+    def _number(self, axis: int | None) -> int | None:
+        while axis in self.same:
+            axis = self.same[axis]
+        return axis
+
+    def _named(self, layout: Axes) -> Axes:
+        return tuple(map(self._number, layout))
+
+    def _meet_all(self, layouts: Mapping[Value, Axes]) -> None:
+        first, *others = layouts.values()
+        for other in others:
+            self._meet(first, other)
+
+    def _meet(self, one: Axes, other: Axes) -> None:
+        for pair in zip(one, other, strict=True):
+            a, b = self._named(pair)
+            if a != b and a is not None and b is not None:
+                self.same[b] = a
+
+    def _through(self, layer: Layer, start: Mapping[Value, Axes]) -> Mapping[Value, Axes] | None:
+        """Follows axes through a layer that is no product."""
+        for value, layout in start.items():
+            rows = gathered_layout(layer, value, layout)
+            if rows is not None:
+                return {layer.outputs[0]: rows}
+        if (joined := joined_layout(layer, start)) is not None:
+            self._meet_all(start)
+            return {layer.outputs[0]: joined}
+        return follow(layer.nodes, start, self._meet)
+
+    def _through_product(
+        self, layer: Layer, start: Mapping[Value, Axes]
+    ) -> Mapping[Value, Axes] | None:
+        """Follows axes through a dense layer, which begins some if no others came before."""
+        before, op, after = split_at_contraction(layer)
+        read = None if op is None else PositionContraction.of(op)
+        moved = follow(before, start)
+        if op is None or read is None or read.layouts is not None or moved is None:
+            return None
+        image, kernel = read.operands
+        product = op.outputs[0]
+        if kernel in moved or (start and image not in moved):
+            return None
+        if not start:
+            places = [next(self.numbers) for _ in product.aval.shape[1:]]
+            self.begun[product] = (*places, CHANNEL)
+        axes = moved[image] if start else self.begun[product]
+        return follow(after, {product: read.of_product(axes[:-1])})
 
 
-def _through(layer: Layer, start: Mapping[Value, Axes]) -> Mapping[Value, Axes] | None:
-    """Follows axes through a layer that is no product."""
-    for value, layout in start.items():
-        rows = gathered_layout(layer, value, layout)
-        if rows is not None:
-            return {layer.outputs[0]: rows}
-    return follow(layer.nodes, start)
+def _scaled_channel(layer: Layer, random: set[Value]) -> int | None:
+    """Returns the axis along which a random scale or bias of an array's entries differs.
+
+    Returns None for another layer.
+    """
+    result = layer.outputs[0]
+    if layer.kind != "elementwise" or len(layer.outputs) != 1 or layer.mark or not result.is_data:
+        return None
+    shape = result.aval.shape
+    along = [
+        [i for i, n in enumerate(v.aval.shape) if n != 1]
+        for v in random.intersection(layer.inputs)
+        if v.is_weight and len(v.aval.shape) == len(shape) and v.aval.shape != shape
+    ]
+    vectors = {axes[0] for axes in along if len(axes) == 1}
+    return vectors.pop() if len(vectors) == 1 else None
 
 
 def _mixed(
@@ -114,32 +212,6 @@ def _mixed(
     )
     kept = kept or chosen_channels(layer, value, layout) is not None
     return ({result: layout} if kept else None), frozenset()
-
-
-def _through_product(
-    layer: Layer, start: Mapping[Value, Axes]
-) -> tuple[Mapping[Value, Axes] | None, Value | None]:
-    """Follows axes through a dense layer; and returns its product, unless others came before."""
-    before, op, after = split_at_contraction(layer)
-    read = None if op is None else PositionContraction.of(op)
-    moved = follow(before, start)
-    if op is None or read is None or read.layouts is not None or moved is None:
-        return None, None
-    image, kernel = read.operands
-    product = op.outputs[0]
-    if kernel in moved or (start and image not in moved):
-        return None, None
-    axes = moved[image][:-1] if start else _own_axes(product)
-    return follow(after, {product: read.of_product(axes)}), None if start else product
-
-
-def _own_axes(product: Value) -> Axes:
-    return tuple(range(FIRST_PLACE, FIRST_PLACE + len(product.aval.shape) - 1))
-
-
-def _layout(product: Value, pooled: Collection[int | None]) -> Axes:
-    """Returns the layout of the image of a product, channels last."""
-    return (*(a if a in pooled else BATCH for a in _own_axes(product)), CHANNEL)
 
 
 # Trained, at noise of 10 %: three sums kept .77 of the true variance, eight of them .21.
@@ -493,16 +565,21 @@ def match_contraction(at: LayerContext) -> Match | None:
     return Match(with_bias, tuple(start))
 
 
-def match_join(at: LayerContext) -> Match | None:
-    """Matches a layer that puts channels side by side."""
-    (node, *others), layouts = at.layer.nodes, {layout for _, layout in at.start}
-    if others or node.primitive is not p.concatenate_p or len(layouts) != 1:
+def joined_layout(layer: Layer, start: Mapping[Value, Axes]) -> Axes | None:
+    """Returns the layout of what puts channels or positions side by side; else None."""
+    node, *others = layer.nodes
+    if others or node.primitive is not p.concatenate_p or not start:
         return None
-    if len(set(node.values)) < len(node.values):
-        return None  # one array twice
-    layout = layouts.pop()
-    channels = layout[node.params["dimension"]] == CHANNEL
-    return Match(layout, tuple(v for v, _ in at.start)) if channels else None
+    layout, *rest = start.values()
+    if len(set(node.values)) < len(node.values) or any(roles(x) != roles(layout) for x in rest):
+        return None  # one array twice, or channels of one beside positions of another
+    return None if layout[node.params["dimension"]] in (BATCH, None) else layout
+
+
+def match_join(at: LayerContext) -> Match | None:
+    """Matches a layer that puts channels or positions side by side."""
+    layout = joined_layout(at.layer, dict(at.start))
+    return None if layout is None else Match(layout, tuple(v for v, _ in at.start))
 
 
 def _of_entries(at: LayerContext) -> tuple[Match, int] | None:
@@ -526,6 +603,14 @@ def match_pointwise(at: LayerContext) -> Match | None:
     """Matches a function of entries."""
     match = _of_entries(at)
     return match[0]._replace(is_anchor=False) if match is not None and match[1] == 1 else None
+
+
+def match_scaled(at: LayerContext) -> Match | None:
+    """Matches scales and biases of channels of what isn't followed: their noise is the first."""
+    layout = dict(at.tokens).get(at.layer.outputs[0])
+    if layout is None or at.start or at.layer.kind != "elementwise":
+        return None
+    return Match(layout, ())
 
 
 def match_pooling(at: LayerContext) -> Match | None:

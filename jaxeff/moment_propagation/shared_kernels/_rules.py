@@ -250,13 +250,16 @@ def _shared_by_operands(
 
 
 def join(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
-    """Puts channels side by side, and what their positions share."""
+    """Puts channels or positions side by side, and what these positions share."""
     noise, outputs = here.noise, here.moments(layer, *values)
     result = layer.outputs[0]
     layout = here.layouts[result]
     for value in layer.inputs:
         if noise.knows(value):
             _terms.marginalise(noise, value)
+    if layout[layer.nodes[0].params["dimension"]] != _layouts.CHANNEL:
+        here.keep(result, _beside(here, layer, values))
+        return outputs
     size, start = result.aval.shape[layout.index(_layouts.CHANNEL)], 0
     amplitudes, sources = [], []
     for value in layer.nodes[0].inputs:
@@ -270,6 +273,33 @@ def join(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any
     nothing = jnp.zeros((len(amplitude), size), amplitude.dtype)
     noise.record(result, amplitude, *noise.combined(sources, nothing))
     return outputs
+
+
+def _beside(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[_terms.NoiseTerm]:
+    """Returns what the noise of positions is made of that stand beside others."""
+    noise, (node,), layout = here.noise, layer.nodes, here.layouts[layer.outputs[0]]
+
+    def in_place(part_of: Mapping[Value, Array]) -> Array:
+        parts = [
+            _layouts.restored(part_of[v], layout) if v in part_of else jnp.zeros_like(v.aval)
+            for v in node.values
+        ]
+        return _layouts.canonical(jnp.concatenate(parts, node.params["dimension"]), layout)
+
+    terms, rest, others = list[_terms.NoiseTerm](), dict[Value, Array](), dict[Value, Array]()
+    for v, x in zip(layer.inputs, values, strict=True):
+        var = _layouts.canonical(_parts(x)[1], layout)
+        if v in noise.amplitudes:
+            a, s = noise.amplitudes[v], noise.variances[v]
+            terms.append(_terms.EntryTerm(in_place({v: a}), s, v))
+            rest[v] = jnp.maximum(var - a * a * _terms.spread(s, a), 0)
+        elif is_random(x):
+            others[v] = var
+    for part_of, share in ((rest, 1.0), (others, 0.0)):
+        if part_of:
+            variance = in_place(part_of)
+            terms.append(_terms.ResidualTerm(jnp.ones_like(variance), variance, share))
+    return terms
 
 
 def pooling(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
@@ -628,6 +658,7 @@ def _along_means(layer: Layer, operand_of: Mapping[Value, Any]) -> Along:
 CONTRACTION = _plan.SharingRule(_plan.match_contraction, contraction, resolves=True, is_dense=True)
 JOIN = _plan.SharingRule(_plan.match_join, join)
 POINTWISE = _plan.SharingRule(_plan.match_pointwise, pointwise, is_pointwise=True)
+SCALED = _plan.SharingRule(_plan.match_scaled, pointwise)
 POOLING = _plan.SharingRule(_plan.match_pooling, pooling, resolves=True)
 GATHERED = _plan.SharingRule(_plan.match_gathered, gathered)
 MIXING = _plan.SharingRule(_plan.match_mixing, mixing, resolves=True)
