@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +33,7 @@ from jaxeff.moment_propagation import _attention as letters
 from jaxeff.moment_propagation import _statistics as statistics
 from jaxeff.moment_propagation import dependence
 from jaxeff.moment_propagation._attention import AttentionLayer, AxisLetters, Score
-from jaxeff.moment_propagation._values import MomentsWarning
+from jaxeff.moment_propagation._values import CovarianceGap, Gaps
 from jaxeff.moment_propagation.dependence import is_pointwise, with_layers
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Node, Value
@@ -232,16 +231,13 @@ def _score(
 
 
 def fuse_attention(
-    program: Program, random: Collection[Value], rules: Mapping[Any, Any]
+    program: Program, random: Collection[Value], rules: Mapping[Any, Any], gaps: Gaps
 ) -> Program:
     """Puts one layer in the place of each attention's scores, softmax and products.
 
-    Attention with one of the user's rules stays as it is. Returns a program of the same inputs and
-    outputs, with an `AttentionLayer` for each attention.
-
-    Warns:
-        MomentsWarning: Probabilities of random scores weigh something along the softmax's axis, and
-            that isn't recognised as attention.
+    Attention with one of the user's rules stays as it is; `gaps` gets the first product with
+    probabilities of random scores that isn't recognised as attention. Returns a program of the same
+    inputs and outputs, with an `AttentionLayer` for each attention.
     """
     nodes = [n for layer in program.layers if not layer.mark for n in layer.nodes]
     if not any(n.primitive is p.exp_p for n in nodes):
@@ -254,14 +250,8 @@ def fuse_attention(
         if fused is not None and any(n.primitive in rules for n in fused.nodes):
             fused = None
         elif fused is None and _weighs(equations, layer):
-            warnings.warn(
-                f"moments: the softmax before {layer.site or layer.kind!r} wasn't recognised as "
-                "attention. Its probabilities are taken as independent, and variances may be far "
-                'too large or too small; moments(f, method="linear") takes into account what '
-                "they share.",
-                MomentsWarning,
-                stacklevel=2,
-            )
+            what = f"what the softmax before {layer.site or layer.kind!r} makes of a row of scores"
+            gaps.setdefault("softmax", CovarianceGap(what))
         layers.append(fused or layer)
     if not any(isinstance(layer, AttentionLayer) for layer in layers):
         return program

@@ -1,6 +1,6 @@
 """Finds where variances go wrong by covariances that are left out, and warns of it.
 
-One walk over a program looks for six patterns; the first of them that there is, is warned of.
+One walk over a program looks for six patterns. One place is warned of, whatever there are.
 
 Attention in a stream: a residual sum adds a block to the stream that the block is made of. All
 tokens share the weights of attention, and weigh each other; what they make is one noise of all
@@ -55,15 +55,7 @@ Sharp edges
 """
 
 import math
-from collections.abc import (
-    Collection,
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -73,7 +65,7 @@ import jax.numpy as jnp
 from jaxeff.core import primitives as p
 from jaxeff.core import split_p
 from jaxeff.moment_propagation._attention import AttentionLayer, behind
-from jaxeff.moment_propagation._values import CovarianceGap
+from jaxeff.moment_propagation._values import CovarianceGap, Gaps
 from jaxeff.moment_propagation.dependence import is_pointwise
 from jaxeff.program import Layer, Program
 from jaxeff.program.ir import Axes, Contraction, Node, OperationFamily, Scan, Value, While, axes
@@ -91,27 +83,20 @@ class _Pattern(Protocol):
         ...
 
 
-Gaps = MutableMapping[int, CovarianceGap]
-PATTERNS = 8
-"""More than there are; a place behind them is for what a rule itself leaves out."""
-"""The first gap of each pattern, by its place among the patterns."""
-
-
 def find_gaps(program: Program, random: Collection[Value], gaps: Gaps) -> None:
     """Looks for the first gap of each pattern that has none yet.
 
     In the program, or a loop's body, attention is one layer; `gaps` gets what is seen.
     """
     attends = any(isinstance(layer, AttentionLayer) for layer in program.layers)
-    patterns: list[_Pattern | None] = [
-        _AttentionInStream() if attends else None,
-        _PooledAttention() if attends else None,
+    patterns: list[_Pattern] = [
+        *((_AttentionInStream(), _PooledAttention()) if attends else ()),
         _Reuse({v: frozenset((v,)) for v in random}),
         _MixedStream(),
         _OwnSums(),
         _NarrowCode(),
     ]
-    left = {i: one for i, one in enumerate(patterns) if one is not None and i not in gaps}
+    left = {type(one): one for one in patterns if type(one) not in gaps}
     noisy = set(random)
     for layer in program.layers:
         if not noisy.isdisjoint(layer.inputs):
@@ -119,23 +104,19 @@ def find_gaps(program: Program, random: Collection[Value], gaps: Gaps) -> None:
         for node in layer.nodes:
             if not noisy.isdisjoint(node.values):
                 noisy.update(node.outputs)
-        for place, pattern in list(left.items()):
+        for kind, pattern in list(left.items()):
             if (gap := pattern.visit(layer, noisy)) is not None:
-                gaps[place] = gap
-                del left[place]
+                gaps[kind] = gap
+                del left[kind]
+    if _AttentionInStream in gaps:
+        gaps.pop(_PooledAttention, None)  # it is the same attention
 
 
 _MOVES = prim.SHAPE | {prim.NAME, p.convert_element_type_p, p.mul_p, p.div_p}
 
 
 def _in_stream(site: str) -> CovarianceGap:
-    return CovarianceGap(
-        f"what attention {site!r} makes of random weights is added to a residual stream, whose "
-        "channels and tokens share that noise; they are taken as independent, and variances may be "
-        "several times too small or too large.",
-        "Take method='linear', or make only the last layer random; moments_check says how far they "
-        "are off, and moments(f, shared=False) leaves it so.",
-    )
+    return CovarianceGap(f"what channels and tokens of a stream share of attention {site!r}")
 
 
 class _Product(NamedTuple):
@@ -261,12 +242,8 @@ class _PooledAttention:
             self.known.update(_tokens_of(layer))
         if site is None:
             return None
-        return CovarianceGap(
-            f"what attention {site!r} makes of random weights is added up over tokens, which share "
-            "that noise; they are taken as independent, and variances may be several times too "
-            "small.",
-            "Take method='linear', or moments(f, shared=False) to leave it so.",
-        )
+        what = f"what tokens share of attention {site!r}, over which they are added up,"
+        return CovarianceGap(what, "too small")
 
 
 def _is_pooling(layer: AttentionLayer, weighed: Collection[Value]) -> bool:
@@ -363,25 +340,16 @@ class _Reuse:
         """Reads a layer; gives the loop or layer that applies a random value to what it made."""
         if all(v not in noisy for v in layer.inputs):
             return None
+        site = layer.site or layer.kind
         if _repeats(layer, noisy):
-            what = (
-                f"the steps of {layer.site or layer.kind!r} read the same random values, and what "
-                "these made at steps before"
-            )
+            what = f"that all steps of {site!r} read the same random values"
         elif _keeps_rows(layer, self.times):
-            what = (
-                f"the state of {layer.site or layer.kind!r} keeps what the same random weights "
-                "make of every row, as a selective scan's does"
-            )
+            what = f"that {site!r} keeps what the same random weights make of every row"
         elif any(self._is_met(node) for node in layer.nodes):
-            site = layer.site or layer.kind
-            what = f"{site!r} is made of a random kernel that was applied to its own results"
+            what = f"that {site!r} is made by a random kernel applied to its own results"
         else:
             return None
-        return CovarianceGap(
-            f"{what}; noise that is the same each time is taken as independent, and variances may "
-            "be several times too small or too large.",
-        )
+        return CovarianceGap(what)
 
     def _is_met(self, node: Node) -> bool:
         """Reads an equation; returns whether a kernel meets what it made before."""
@@ -520,11 +488,8 @@ class _MixedStream:
         site = next(self._completed(layer, noisy), None)
         if site is None:
             return None
-        return CovarianceGap(
-            f"{site!r} and layers along another axis add what they make of random weights to one "
-            "residual stream, whose tokens and channels share that noise; they are taken as "
-            "independent, and variances may be several times too small.",
-        )
+        what = f"what a stream shares of {site!r} and of layers along another axis"
+        return CovarianceGap(what, "too small")
 
     def _completed(self, layer: Layer, noisy: Collection[Value]) -> Iterator[str]:
         for node in layer.nodes:
@@ -624,13 +589,9 @@ class _OwnSums:
             if all(v not in noisy for v in node.values):
                 continue
             if node.primitive is p.div_p and self._meets(node):
-                return CovarianceGap(
-                    f"{layer.site or str(node.primitive)!r} divides what random weights make by "
-                    "its own sums over segments, as graph attention does; the two are taken as "
-                    "independent, and variances may be ten times too large.",
-                    "Take method='linear'; moments_check says how far they are off, and "
-                    "moments(f, shared=False) leaves it so.",
-                )
+                site = layer.site or str(node.primitive)
+                what = f"that {site!r} divides random values by their own sums over segments"
+                return CovarianceGap(what, "too large")
             if node.primitive in _MOVING:
                 value = node.values[0]
                 self.origin[node.outputs[0]] = self.origin.get(value, value)
@@ -692,9 +653,6 @@ class _NarrowCode:
             self.of[node.outputs[0]] = entries, layer.site
 
     def _gap(self, layer: Layer, entries: int, site: str) -> CovarianceGap:
-        return CovarianceGap(
-            f"{(layer.site or layer.kind)!r} adds up what {site!r} makes of {entries} random "
-            "entries. All that they are spread over shares their noise, and is taken as "
-            "independent: most variances are too large, in the median up to 1.7 times, and single "
-            "ones several times too small or too large.",
-        )
+        reader = layer.site or layer.kind
+        what = f"that {reader!r} adds up what {site!r} makes of only {entries} random entries"
+        return CovarianceGap(what, "mostly too large")

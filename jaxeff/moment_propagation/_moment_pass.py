@@ -22,7 +22,7 @@ from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import _calibrated, _values, dependence
 from jaxeff.moment_propagation._attention import AttentionLayer, attention_moments
 from jaxeff.moment_propagation._attention_patterns import fuse_attention, with_batch_axes
-from jaxeff.moment_propagation._covariance_gaps import PATTERNS, Gaps, find_gaps
+from jaxeff.moment_propagation._covariance_gaps import find_gaps
 from jaxeff.moment_propagation._linear_patterns import linear_patterns, with_bias_vectors
 from jaxeff.moment_propagation._propagation import Environment, propagate
 from jaxeff.moment_propagation._regions import region
@@ -167,7 +167,7 @@ class Propagation:
         differentiable: Whether derivatives pass through variances; not those by expected slopes.
         shared: Whether noise of a kernel that positions share is followed to their mean;
             "attention": through attention as well.
-        gaps: Gets the first covariance gap of each pattern.
+        gaps: Gets the first covariance gap of each kind.
         once: Whether rules are evaluated once for equal layers, so that `note` hears of the first.
         expected_slopes: Whether derivatives of its results are expected slopes.
     """
@@ -177,7 +177,7 @@ class Propagation:
     note: dependence.Note
     differentiable: bool = True
     shared: bool | str = False
-    gaps: Gaps = field(default_factory=dict)
+    gaps: _values.Gaps = field(default_factory=dict)
     once: bool = False
     expected_slopes: ClassVar[bool] = True
 
@@ -210,15 +210,16 @@ class Propagation:
         # Factors of sites were measured beside the diagonal pass, and hold what it forgets.
         if self.shared and (of_results or not factors):
             prepared, rule, known = with_shared_noise(
-                rule, program, prepared, values, self.rules, attention=self.shared == "attention"
-            )
+                rule, program, prepared, values, self.rules, self.gaps,
+                attention=self.shared == "attention",
+            )  # fmt: skip
         resolved = {(layer.site, layer.kind) for layer in known}
         for one in assumptions:
             if (one.site, one.kind) not in resolved:
                 self.note(one)
         result = propagation.evaluated(prepared, rule, values)
-        if self.gaps and not factors:  # bodies of loops are prepared while they are evaluated
-            self.gaps[min(self.gaps)].warn()
+        if not factors:  # bodies of loops are prepared while they are evaluated
+            _values.warn_of(self.gaps)
         result = _calibrated.with_result_factors(
             result, of_results, _calibrated.result_name(expected_slopes=True)
         )
@@ -244,7 +245,7 @@ class Propagation:
         random = [v for v, x in zip(program.inputs, values, strict=True) if _values.is_random(x)]
         if not random:
             return program
-        program = fuse_attention(program, random, self.rules)
+        program = fuse_attention(program, random, self.rules, self.gaps)
         if self.shared:
             find_gaps(program, random, self.gaps)
         # Slopes are taken through means, which products with dependent operands hardly change.
@@ -290,7 +291,7 @@ class Propagation:
         if rounded is None:
             # A layer that reads out light rounds downwards what it adds noise of its own to.
             if not layer.outputs[0].is_data or any(n.primitive is p.round_p for n in layer.nodes):
-                self.gaps.setdefault(PATTERNS, _UNROUNDED)
+                self.gaps.setdefault("rounding", _UNROUNDED)
             return [_values.Gaussian(mean, var)]
         mean += jax.lax.stop_gradient(rounded.mean - mean)
         return [_values.Gaussian(mean, var + jax.lax.stop_gradient(rounded.var - var))]
@@ -391,10 +392,9 @@ def _held(value: Any) -> Any:
 
 
 _UNROUNDED = _values.CovarianceGap(
-    "random values are quantized to values that aren't evenly spaced; what rounding adds to their "
-    "variance is left out, so that variances are several times too small where the noise is below "
-    "the distance of values.",
-    "Take calibrate_moments, a quantizer of evenly spaced values, or draws.",
+    "what rounding to values that aren't evenly spaced adds to random ones",
+    "too small",
+    "calibrate_moments makes up for it",
 )
 
 _FAR = 2.0**20

@@ -235,9 +235,9 @@ def moments(
             `strict`, dependent values meet where independence would be assumed.
 
     Warns:
-        MomentsWarning: When called: the pass takes something as independent that makes variances
-            far too large or too small, as experience has it; the message says what, where and what
-            to do.
+        MomentsWarning: When called: the pass takes something as independent that can make variances
+            far too large or too small; the message says what and where. `moments_check` says
+            whether it does.
     """
     core.check_function("moments: f", f)
     if noise is not None:

@@ -25,7 +25,6 @@ inputs in selective state spaces, that is wrong by orders of magnitude.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -318,13 +317,9 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
 
 
 def _warn_of_differences(env: Environment) -> None:
-    warnings.warn(
-        f"moments: {env.site or env.layer.kind!r} takes the exponential of a difference of two "
-        "running sums, whose terms share noise, as if the two were independent: variances may be "
-        "far too large. Take method='linear', or draw samples.",
-        _values.MomentsWarning,
-        stacklevel=2,
-    )
+    site = env.site or env.layer.kind
+    what = f"what the two running sums share whose difference {site!r} exponentiates"
+    _values.CovarianceGap(what, "too large").warn()
 
 
 def _is_twice(node: Node) -> bool:

@@ -63,7 +63,7 @@ Sharp edges
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -395,24 +395,43 @@ class MomentsWarning(UserWarning):
     """
 
 
+EITHER = "too small or too large"
+
+
 @dataclass(frozen=True)
 class CovarianceGap:
     """A place whose covariances a pass leaves out.
 
+    Whether that matters depends on values, which aren't known where a program is read.
+
     Attributes:
-        what: What stands there, and how far variances may be off.
-        way: The ways out.
+        what: What isn't followed, and where.
+        direction: How variances are off.
+        way: What does follow it.
     """
 
     what: str
-    way: str = (
-        "Take method='linear' or correlations=True, or moments(f, shared=False) to leave it so."
-    )
+    direction: str = EITHER
+    way: str = "method='linear' follows it"
 
-    def warn(self) -> None:
-        """Warns of it."""
-        text = f"moments: {self.what} {self.way}"
+    def warn(self, others: int = 0) -> None:
+        """Warns of it, and says how many kinds of places there are beside it."""
+        more = f" ({others} more of other kinds)" if others else ""
+        text = (
+            f"moments: {self.what} isn't followed{more}: variances may be {self.direction}. "
+            f"moments_check(key, f, params, x) says by how much; {self.way}."
+        )
         warnings.warn(text, MomentsWarning, stacklevel=2)
+
+
+Gaps = MutableMapping[Any, CovarianceGap]
+"""The first gap of each kind."""
+
+
+def warn_of(gaps: Gaps) -> None:
+    """Warns of the first gap whose direction is known, of the first if none is."""
+    if gaps:
+        min(gaps.values(), key=lambda gap: gap.direction == EITHER).warn(len(gaps) - 1)
 
 
 class DependenceError(MomentsError):

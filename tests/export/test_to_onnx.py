@@ -41,7 +41,7 @@ def assert_same(path, fn, *args):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:moments. what attention:jaxeff.MomentsWarning")  # the encoder's
+@pytest.mark.filterwarnings("ignore:moments. what channels:jaxeff.MomentsWarning")  # the encoder's
 @pytest.mark.parametrize("transform", ["plain", "quantized", "moments"])
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name, transform, tmp_path):

@@ -247,7 +247,7 @@ def test_a_softmax_that_is_not_recognised_is_named():
         return jax.nn.softmax(x["q"] @ x["k"].T * x["temperature"]) @ v
 
     x = {"q": random(0, 4, 3), "k": random(1, 4, 3), "temperature": random(2)}
-    with pytest.warns(MomentsWarning, match='method="linear"'):
+    with pytest.warns(MomentsWarning, match="the softmax before 'q'.*moments_check"):
         jax.eval_shape(moments(scaled), x, random(3, 4, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -305,11 +305,11 @@ def test_attention_with_random_weights_in_a_residual_stream_is_named(f):
     if f is not scanned_blocks:
         # One block is enough, the first or the last.
         for name in ("0/q", "1/k"):
-            with pytest.warns(MomentsWarning, match="residual stream"):
+            with pytest.warns(MomentsWarning, match="of a stream share of attention"):
                 jax.eval_shape(moments(f), posterior_of_blocks(name), x)
-    with pytest.warns(MomentsWarning, match=r"method='linear'.*moments_check") as caught:
+    with pytest.warns(MomentsWarning, match=r"attention.*moments_check.*method='linear'") as caught:
         jax.eval_shape(moments(f), all_at_once, x)
-    assert len([w for w in caught if "residual stream" in str(w.message)]) == 1
+    assert len([w for w in caught if "of a stream share" in str(w.message)]) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jax.eval_shape(moments(f, method="linear"), all_at_once, x)
@@ -330,7 +330,7 @@ def pooled_tokens(params, x):
 @pytest.mark.slow
 def test_attention_with_random_weights_before_a_mean_over_tokens_is_named():
     x = normal(20, 2, 5, 4)
-    with pytest.warns(MomentsWarning, match="is added up over tokens"):
+    with pytest.warns(MomentsWarning, match="over which they are added up"):
         jax.eval_shape(moments(pooled_tokens), posterior_of_blocks("0/q"), x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -356,7 +356,7 @@ def test_attention_of_one_query_over_what_random_weights_make_is_named(values):
         n: Gaussian(w, jnp.full_like(w, 0.01)) if n in names else w for n, w in params.items()
     }
     if values == "random":
-        with pytest.warns(MomentsWarning, match="is added up over tokens"):
+        with pytest.warns(MomentsWarning, match="over which they are added up"):
             jax.eval_shape(moments(pooled_by_a_query), weights, x)
         return
     with warnings.catch_warnings():

@@ -361,7 +361,7 @@ def twice_summed(a):
 
 
 def test_differences_of_other_running_sums_are_named():
-    with pytest.warns(MomentsWarning, match="takes the exponential of a difference"):
+    with pytest.warns(MomentsWarning, match="running sums share whose difference"):
         moments(twice_summed)(random(2, 80, 3, var=1e-4))
 
 

@@ -119,7 +119,7 @@ def test_masked_attention(name, noise, bias, oracle):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:moments. .softmax. normalizes 5 channels")
+@pytest.mark.filterwarnings("ignore:moments. what 5 channels share")
 def test_the_cost_of_assumptions_is_measured_with_masked_scores():
     """Sampled moments of what is minus infinity in every draw are certain."""
 

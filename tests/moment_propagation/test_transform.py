@@ -80,7 +80,7 @@ def test_transformer_with_residuals_and_attention(oracle):
         TransformerEncoder(width=16, heads=2, hidden=32, depth=1, rngs=nnx.Rngs(0))
     )
     args = (posterior(params), jax.random.normal(jax.random.key(3), (2, 8, 8)))
-    with pytest.warns(MomentsWarning, match="residual stream"):
+    with pytest.warns(MomentsWarning, match="of a stream share of attention"):
         ours = jax.jit(moments(f))(*args)
     mean, ratio = deviations(ours, oracle.monte_carlo(f, args, 4_000, 500))
     # Positions share the weights' noise, which their mean takes as independent: too certain.
@@ -382,7 +382,9 @@ def test_few_bits_of_activations_have_the_moments_of_rounded_draws(bits, noise):
 def test_uneven_values_of_random_weights_and_activations_are_told(what):
     f, params = functional(MLP((16, 3, 3), rngs=nnx.Rngs(0)))
     g = jaxeff.quantized(f, {"*": LayerQuantization(**{what: PowersOfTwo(4)})})
-    with pytest.warns(jaxeff.MomentsWarning, match="aren't evenly spaced.*times too small"):
+    with pytest.warns(
+        jaxeff.MomentsWarning, match="aren't evenly spaced.*calibrate_moments makes up"
+    ):
         moments(g)(posterior(params), X)
 
 

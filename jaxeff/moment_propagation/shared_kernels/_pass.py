@@ -29,7 +29,6 @@ another way (a recurrent state) stays a loop, unless it is certain: a count, a s
 """
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -40,7 +39,13 @@ from jaxtyping import Array
 
 from jaxeff.core import Literal
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation._values import Gaussian, MomentsWarning, is_random, to_variance
+from jaxeff.moment_propagation._values import (
+    CovarianceGap,
+    Gaps,
+    Gaussian,
+    is_random,
+    to_variance,
+)
 from jaxeff.moment_propagation.dependence import FusedLayer, WholeLayer, with_layers
 from jaxeff.moment_propagation.shared_kernels import _channels, _layouts, _plan, _terms
 from jaxeff.moment_propagation.shared_kernels import _rules as rules
@@ -91,8 +96,11 @@ def normalization(here: RuleContext, layer: Layer, values: Sequence[Any]) -> Seq
         _terms.marginalise(here.noise, norm.value)
         terms = _crossed(here, layer, values, norm, gate)
     else:
-        if var.shape[-1] < _MANY_CHANNELS:
-            _warn_of_few(layer, var.shape[-1])
+        if (channels := var.shape[-1]) < _MANY_CHANNELS:
+            what = (
+                f"what {channels} channels share of the statistics of {layer.site or layer.kind!r}"
+            )
+            here.gaps.setdefault("channels", CovarianceGap(what, "mostly too large"))
         terms = _terms.gated(terms, gate)
     here.keep(layer.outputs[0], [*terms, *norm.parameters])
     return outputs
@@ -103,17 +111,6 @@ def _is_one_noise(term: _terms.NoiseTerm) -> bool:
     if isinstance(term, _terms.ContractionTerm):
         return math.prod(term.kernel[0].shape[:-1]) == 1
     return isinstance(term, _terms.EntryTerm | _terms.ResidualTerm)
-
-
-def _warn_of_few(layer: Layer, channels: int) -> None:
-    warnings.warn(
-        f"moments: {layer.site or layer.kind!r} normalizes {channels} channels, which share their "
-        "statistics, and a mean over positions adds up what these have in common; that is left "
-        "out, and variances may be several times too small or too large. Take method='linear' or "
-        "correlations=True, or moments(f, shared=False) to leave it so.",
-        MomentsWarning,
-        stacklevel=2,
-    )
 
 
 def _crossed(
@@ -280,6 +277,7 @@ def with_shared_noise(
     prepared: Program,
     values: Sequence[Any],
     own_rules: Mapping[Any, Any],
+    gaps: Gaps,
     attention: bool = False,
 ) -> tuple[Program, Callable[..., Sequence[Any]], Collection[Layer]]:
     """Makes the rule of layers that carries what positions share; the given one if none does.
@@ -290,6 +288,7 @@ def with_shared_noise(
         prepared: The same with layers joined that the diagonal pass integrates together.
         values: Inputs of the program.
         own_rules: The user's rules by primitive.
+        gaps: Gets the first covariance gap of each kind.
         attention: Whether it is followed through attention, too.
 
     Returns:
@@ -302,8 +301,7 @@ def with_shared_noise(
     program = _channels.with_splits_apart(program)
     heads = _channels.heads_layers(prepared) if attention else []
     plan, kept = _settled(program, random, joined, heads, _plan.matcher(RULES, own_rules))
-    for gap in plan.gaps:
-        gap.warn()
+    gaps.update(plan.gaps)
     if not plan.rules:
         return prepared, moments, ()
     apart = {v for layer in plan.rules for v in layer.outputs}
@@ -311,7 +309,7 @@ def with_shared_noise(
     kept += [_behind(v, pooled) for v in joined if v not in kept and v.outputs[0] not in apart]
     # A sum of two branches still lacks what they share at a single position.
     resolved = [layer for layer, rule in plan.rules.items() if rule.resolves]
-    return _with(program, kept), _rule(moments, plan), resolved
+    return _with(program, kept), _rule(moments, plan, gaps), resolved
 
 
 def _behind(joined: Layer, pooled: set[Value]) -> Layer:
@@ -381,7 +379,7 @@ def _with(program: Program, joined: Iterable[Layer]) -> Program:
 
 
 def _rule(
-    moments: Callable[..., Sequence[Any]], plan: _plan.SharingPlan
+    moments: Callable[..., Sequence[Any]], plan: _plan.SharingPlan, gaps: Gaps
 ) -> Callable[..., Sequence[Any]]:
     noise = _terms.SharedNoise()
 
@@ -394,7 +392,7 @@ def _rule(
 
         number = plan.numbers[layer]
         sources, shared = plan.sources[layer], plan.read_by_several
-        here = rules.RuleContext(noise, diagonal, sources, plan.layouts, shared)
+        here = rules.RuleContext(noise, diagonal, sources, plan.layouts, shared, gaps)
         outputs = plan.rules[layer].apply(here, layer, values)
         done = [v for v in noise.values if plan.last_read.get(v, -1) <= number]
         noise.forget(v for v in done if v not in layer.outputs)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation._values import CovarianceGap
+from jaxeff.moment_propagation._values import CovarianceGap, Gaps
 from jaxeff.moment_propagation.dependence import WholeLayer
 from jaxeff.moment_propagation.shared_kernels._channels import (
     ChannelGroups,
@@ -220,13 +220,8 @@ FEW_SUMS = 3
 
 def _deep_stream(site: str, sums: int) -> CovarianceGap:
     """Makes the gap of a residual stream, each sum of which loses some of what branches share."""
-    return CovarianceGap(
-        f"{site!r} is the last of {sums} sums of branches that convolutions with random weights "
-        "make. What the branches share at single positions isn't followed from sum to sum: "
-        "variances may be several times too small.",
-        "Take method='linear' for small noise, calibrate_moments, or moments(f, shared=False) to "
-        "leave it so.",
-    )
+    what = f"what branches of convolutions share, summed {sums} times up to {site!r},"
+    return CovarianceGap(what, "too small")
 
 
 def _positions_apart(site: str, pooling: str = "") -> CovarianceGap:
@@ -234,16 +229,9 @@ def _positions_apart(site: str, pooling: str = "") -> CovarianceGap:
 
     `pooling` is what its result reaches; empty for a layer that combines positions itself.
     """
-    what = (
-        f"which {pooling!r} doesn't average away, and {site!r} has no rule that keeps what they "
-        "share"
-        if pooling
-        else f"and {site!r} combines them with other channels or values, for which no rule keeps "
-        "what they share"
-    )
-    return CovarianceGap(
-        f"positions share the noise of a kernel, {what}: variances may be several times too small.",
-    )
+    end = f" up to {pooling!r}" if pooling else ""
+    what = f"what positions share of a kernel, through {site!r}{end},"
+    return CovarianceGap(what, "too small")
 
 
 @dataclass
@@ -253,11 +241,11 @@ class GapSearch:
     Attributes:
         places: The layout of a value that lacks what positions share, and the layer that has no
             rule for it.
-        gaps: The gaps of what reaches a pooling over all positions.
+        gaps: Gets the first layer without a rule whose result reaches a pooling.
     """
 
     places: dict[Value, tuple[Axes, str]] = field(default_factory=dict)
-    gaps: list[CovarianceGap] = field(default_factory=list)
+    gaps: Gaps = field(default_factory=dict)
 
     def visit(self, layer: Layer, layouts: Mapping[Value, Axes], random: Collection[Value]) -> None:
         """Follows what was lost before a layer, or is lost at it.
@@ -277,7 +265,7 @@ class GapSearch:
             if positions(value.aval.shape, layout) == 1:
                 continue
             if value not in self.places and is_unruled(layer, value, layout):
-                self.gaps.append(_positions_apart(site))
+                self.gaps.setdefault("positions", _positions_apart(site))
                 break
             for result in layer.outputs:
                 after = layouts.get(result) or _after(layer, value, layout, result)
@@ -286,7 +274,7 @@ class GapSearch:
                 if positions(result.aval.shape, after) > 1:
                     self.places.setdefault(result, (after, site))
                 elif (site != name or layer.mark) and _pools(layer):
-                    self.gaps.append(_positions_apart(site, name))
+                    self.gaps.setdefault("positions", _positions_apart(site, name))
         for result, layout in _made_inside(layer, random).items():
             self.places.setdefault(result, (layout, name))
 
@@ -395,7 +383,7 @@ class SharingPlan:
         last_read: The number of the last layer with a rule that reads a value.
         read_by_several: The values that several layers with a rule read.
         numbers: The order of the layers.
-        gaps: Layers without a rule on the way to a pooling over positions, and streams too deep.
+        gaps: A layer without a rule on the way to a pooling over positions, a stream too deep.
     """
 
     rules: dict[Layer, SharingRule] = field(default_factory=dict)
@@ -404,7 +392,7 @@ class SharingPlan:
     last_read: dict[Value, int] = field(default_factory=dict)
     read_by_several: Collection[Value] = ()
     numbers: dict[Layer, int] = field(default_factory=dict)
-    gaps: list[CovarianceGap] = field(default_factory=list)
+    gaps: Gaps = field(default_factory=dict)
 
 
 Matcher = Callable[[LayerContext], tuple[SharingRule, Match] | None]
@@ -495,7 +483,7 @@ class _KernelSearch:
         kept_values = wanted.union(*(layer.outputs for layer in rules))
         layouts = {v: layout for v, layout in plan.layouts.items() if v in kept_values}
         if (deep := self._deep_stream(rules)) is not None:
-            self.search.gaps.append(deep)
+            self.search.gaps["stream"] = deep
         return SharingPlan(rules, plan.sources, layouts, last, several, numbers, self.search.gaps)
 
     def _deep_stream(self, rules: Mapping[Layer, SharingRule]) -> CovarianceGap | None:

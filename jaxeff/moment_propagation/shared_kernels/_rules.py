@@ -36,7 +36,7 @@ from jaxeff.core import Literal, jax_internals
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import _attention
 from jaxeff.moment_propagation._propagation import Environment, propagate
-from jaxeff.moment_propagation._values import Activated, Gaussian, is_random, to_variance
+from jaxeff.moment_propagation._values import Activated, Gaps, Gaussian, is_random, to_variance
 from jaxeff.moment_propagation.shared_kernels import _channels as channels
 from jaxeff.moment_propagation.shared_kernels import _layouts, _plan, _terms
 from jaxeff.program import Layer
@@ -61,6 +61,7 @@ class RuleContext(NamedTuple):
         sources: The layer's inputs whose noise is followed.
         layouts: The layouts of values that are followed.
         shared: Values that several layers read.
+        gaps: Gets what a rule leaves out.
     """
 
     noise: _terms.SharedNoise
@@ -68,6 +69,7 @@ class RuleContext(NamedTuple):
     sources: Sequence[Value]
     layouts: Mapping[Value, Axes]
     shared: Collection[Value]
+    gaps: Gaps
 
     def source(self) -> Value | None:
         """Returns the first input whose noise is known."""
