@@ -286,10 +286,10 @@ def test_a_layer_norm_before_the_mean_is_a_gate(oracle):
     assert abs(ratio - 1) < 2 / 24 + 0.016
 
 
-def of_few(norm, channels, inputs=1):
+def of_few(norm, channels, inputs=1, read=None):
     """A norm of few rectified channels before the mean over positions; its noise of 5 %."""
     w = jax.random.normal(jax.random.key(0), (inputs, channels))
-    head = jax.random.normal(jax.random.key(1), (channels, 4)) / np.sqrt(channels)
+    head = jax.random.normal(jax.random.key(1), (read or channels, 4)) / np.sqrt(channels)
     x = jax.random.normal(jax.random.key(2), (4, 64, inputs))
     return lambda w, x: norm(nnx.relu6(x @ w)).mean(1) @ head, posterior(w, 0.05), x
 
@@ -318,6 +318,9 @@ def test_norms_of_few_channels_of_several_inputs_are_named():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         f, w, x = of_few(NORMS["layer norm"], 16, inputs=3)
+        jax.eval_shape(moments(f), w, x)
+        # Behind another kernel little of it is left: .80 to 1.6 of the true variances.
+        f, w, x = of_few(lambda x: NORMS["layer norm"](x) @ jnp.eye(4, 8), 4, inputs=3, read=8)
         jax.eval_shape(moments(f), w, x)
 
 

@@ -12,7 +12,7 @@ So does a scale or bias of channels behind a layer that isn't followed, such as 
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -382,6 +382,7 @@ class SharingPlan:
         layouts: The layouts of the values that carry a covariance.
         last_read: The number of the last layer with a rule that reads a value.
         read_by_several: The values that several layers with a rule read.
+        pooled: The values that reach a pooling over positions without another kernel.
         numbers: The order of the layers.
         gaps: A layer without a rule on the way to a pooling over positions, a stream too deep.
     """
@@ -391,6 +392,7 @@ class SharingPlan:
     layouts: dict[Value, Axes] = field(default_factory=dict)
     last_read: dict[Value, int] = field(default_factory=dict)
     read_by_several: Collection[Value] = ()
+    pooled: Set[Value] = frozenset()
     numbers: dict[Layer, int] = field(default_factory=dict)
     gaps: Gaps = field(default_factory=dict)
 
@@ -466,7 +468,7 @@ class _KernelSearch:
 
     def needed(self, program: Program) -> SharingPlan:
         """Keeps the rules of layers between a kernel and a pooling, and of dense layers after."""
-        plan, wanted, kept = self.plan, set[Value](), set[Layer]()
+        plan, wanted, kept, reaching = self.plan, set[Value](), set[Layer](), set[Value]()
         after = self._after_pooling(program)
         for layer in reversed(program.layers):
             if layer not in plan.rules:
@@ -475,6 +477,9 @@ class _KernelSearch:
             if layer in self.anchors or dense or wanted.intersection(layer.outputs):
                 kept.add(layer)
                 wanted.update(plan.sources[layer])
+                through = not plan.rules[layer].is_dense and not reaching.isdisjoint(layer.outputs)
+                if layer in self.anchors or through:
+                    reaching.update(plan.sources[layer])
         rules = {layer: rule for layer, rule in plan.rules.items() if layer in kept}
         numbers = {layer: i for i, layer in enumerate(program.layers)}
         last = {v: numbers[layer] for layer in rules for v in plan.sources[layer]}
@@ -484,7 +489,8 @@ class _KernelSearch:
         layouts = {v: layout for v, layout in plan.layouts.items() if v in kept_values}
         if (deep := self._deep_stream(rules)) is not None:
             self.search.gaps["stream"] = deep
-        return SharingPlan(rules, plan.sources, layouts, last, several, numbers, self.search.gaps)
+        gaps = self.search.gaps
+        return SharingPlan(rules, plan.sources, layouts, last, several, reaching, numbers, gaps)
 
     def _deep_stream(self, rules: Mapping[Layer, SharingRule]) -> CovarianceGap | None:
         """Returns the last of many sums of convolutions' branches; None if there are few."""

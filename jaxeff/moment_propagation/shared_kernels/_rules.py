@@ -62,6 +62,7 @@ class RuleContext(NamedTuple):
         layouts: The layouts of values that are followed.
         shared: Values that several layers read.
         gaps: Gets what a rule leaves out.
+        is_pooled: Whether the layer's result reaches a pooling without another kernel.
     """
 
     noise: _terms.SharedNoise
@@ -70,6 +71,7 @@ class RuleContext(NamedTuple):
     layouts: Mapping[Value, Axes]
     shared: Collection[Value]
     gaps: Gaps
+    is_pooled: bool
 
     def source(self) -> Value | None:
         """Returns the first input whose noise is known."""
