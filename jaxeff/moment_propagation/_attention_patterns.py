@@ -9,8 +9,8 @@ functions of single scores.
 
 Sharp edges
 - Of reshapes that merge or split axes between the scores and the values those are followed that
-  merge the batch axes of a product, as for `torch.bmm`. Nothing but a move may come between the
-  probabilities and the values: no dropout.
+  merge the batch axes of a product, as for `torch.bmm`, or heads and their groups for the softmax.
+  Nothing but a move may come between the probabilities and the values: no dropout.
 - A random factor of the scores (a learnt temperature with a posterior) isn't recognised.
 - Queries, keys and values that are one array aren't attention: they are dependent.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -264,6 +264,7 @@ def with_batch_axes(program: Program) -> Program:
     `torch.bmm` takes [n heads, ...], so scores of [n, heads, ...] are split behind one product and
     merged in front of the next. Here both products have the axes n and heads.
     """
+    program = _with_groups_apart(program)
     nodes = [n for layer in program.layers if not layer.mark for n in layer.nodes]
     reshapes = [n for n in nodes if n.primitive is p.reshape_p]
     made_by = {v: n for n in reshapes for v in n.outputs}
@@ -309,6 +310,125 @@ def with_batch_axes(program: Program) -> Program:
     return with_layers(program, layers) if split else program
 
 
+@dataclass
+class _Heads:
+    """Scores whose axis of heads is split behind their softmax, as the products around it have it.
+
+    Where queries share keys in groups, products have axes [key heads, group], and the mask and the
+    softmax between them one of all heads.
+
+    Attributes:
+        equations: The program's.
+        place: The axis of heads.
+        sizes: The sizes of the axes that it is split to.
+        followed: The values that are made of others whose axes of heads were merged.
+        layers: What computes the same with these axes, so far.
+        known: The values with these axes.
+    """
+
+    equations: Equations
+    place: int
+    sizes: tuple[int, ...]
+    followed: set[Value] = field(default_factory=set)
+    layers: list[Layer] = field(default_factory=list)
+    known: dict[Value, Value] = field(default_factory=dict)
+
+    def follow(self, nodes: Sequence[Node]) -> None:
+        """Finds what is made of values whose axes of heads were merged."""
+        for node in nodes:
+            (result,) = node.outputs
+            if node.primitive is p.reshape_p:
+                if node.inputs[0].aval.shape == self.shape(result):
+                    self.followed.add(result)
+                continue
+            if node.primitive in _REDUCTIONS:
+                passed = all(axis > self.place for axis in node.params["axes"])
+            elif node.primitive is p.broadcast_in_dim_p:
+                first = tuple(range(self.place + 1))
+                passed = node.params["broadcast_dimensions"][: self.place + 1] == first
+            else:
+                passed = is_pointwise(node.eqn)
+            if passed and not self.followed.isdisjoint(node.values):
+                self.followed.add(result)
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """Returns a value's shape with the axis of heads split."""
+        shape = tuple(value.aval.shape)
+        return (*shape[: self.place], *self.sizes, *shape[self.place + 1 :])
+
+    def split(self, value: Value) -> Value:
+        """Returns a value with the axis of heads split."""
+        if value in self.known:
+            return self.known[value]
+        node, layer = self.equations.made_by.get(value, (None, None))
+        if node is None or layer is None or value not in self.followed:
+            self._keep(value)
+            shape = self.shape(value)
+            new = _traced(lambda x: x.reshape(shape), [value])
+            layer = Layer("shape", (), (), ())
+        elif node.primitive is p.reshape_p:
+            return node.inputs[0]
+        else:
+            operands = [self.split(a) if a.aval.shape else a for a in node.inputs]
+            more, params = len(self.sizes) - 1, {}
+            if node.primitive in _REDUCTIONS:
+                params["axes"] = tuple(axis + more for axis in node.params["axes"])
+            elif node.primitive is p.broadcast_in_dim_p:
+                params["shape"] = self.shape(value)
+                later = node.params["broadcast_dimensions"][self.place + 1 :]
+                first = range(self.place + 1 + more)
+                params["broadcast_dimensions"] = (*first, *(i + more for i in later))
+            new = _traced(lambda *xs: _compat.bind(node.eqn, *xs, **params)[0], operands)
+        self._add(layer, new)
+        self.known[value] = new.outputs[0]
+        return new.outputs[0]
+
+    def _keep(self, value: Value) -> None:
+        """Keeps what makes a value inside a layer, which nothing else may read any more."""
+        node, layer = self.equations.made_by.get(value, (None, None))
+        if node is not None and layer is not None and value not in layer.outputs:
+            for operand in node.values:
+                self._keep(operand)
+            self._add(layer, node)
+
+    def _add(self, layer: Layer, node: Node) -> None:
+        inputs = tuple(dict.fromkeys(node.values))
+        self.layers.append(replace(layer, nodes=(node,), inputs=inputs, outputs=node.outputs))
+
+
+def _with_groups_apart(program: Program) -> Program:
+    """Gives scores and their softmax the axes of heads that the product behind them has."""
+    equations, layers = Equations.of(program, program.inputs), list[Layer]()
+    for layer in program.layers:
+        node = layer.nodes[0] if len(layer.nodes) == 1 and not layer.mark else None
+        heads = None if node is None else _heads(equations, node)
+        if node is None or heads is None:
+            layers.append(layer)
+            continue
+        heads.split(node.inputs[0])
+        *before, last = heads.layers
+        (end,) = last.nodes
+        end = replace(end, outputs=node.outputs)
+        layers += [*before, replace(last, nodes=(end,), outputs=node.outputs)]
+    return program if len(layers) == len(program.layers) else with_layers(program, layers)
+
+
+def _heads(equations: Equations, node: Node) -> _Heads | None:
+    """Returns the heads that an equation splits behind a softmax; None for any other equation."""
+    if node.primitive is not p.reshape_p:
+        return None
+    before, after = (tuple(v.aval.shape) for v in (*node.values, *node.outputs))
+    more = len(after) - len(before)
+    place = next((i for i, (n, m) in enumerate(zip(before, after, strict=False)) if n != m), None)
+    if more < 1 or place is None or before[place + 1 :] != after[place + 1 + more :]:
+        return None
+    heads = _Heads(equations, place, after[place : place + 1 + more])
+    nodes = equations.behind(node.inputs[0], passes)
+    heads.follow(nodes)
+    is_softmax = any(n.primitive is p.exp_p for n in nodes)
+    return heads if is_softmax and node.inputs[0] in heads.followed else None
+
+
 def _batch_sizes(
     layer: Layer, made_by: Mapping[Value, Node], readers: Mapping[Value, Sequence[Node]]
 ) -> tuple[int, ...] | None:
@@ -342,11 +462,11 @@ def _reading(layer: Layer, split: Mapping[Value, Value]) -> Layer:
     return replace(layer, nodes=tuple(nodes), inputs=inputs)
 
 
-def _traced(f: Callable[..., Any], operands: Sequence[Value]) -> Node:
-    """Returns the one equation that a function is, of values."""
+def _traced(f: Callable[..., Any], operands: Sequence[Any]) -> Node:
+    """Returns the one equation that a function is, of values and numbers."""
     closed, _ = make_jaxpr(f)(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands))
     (eqn,) = closed.eqns
-    role = functools.reduce(operator.or_, (v.role for v in operands))
+    role = functools.reduce(operator.or_, (v.role for v in operands if isinstance(v, Value)))
     return Node(eqn, tuple(operands), tuple(Value(v.aval, role) for v in eqn.outvars))
 
 

@@ -47,6 +47,14 @@ def shared(q, k, v):
     return jnp.einsum("bkgts,bskd->btkgd", p, v).reshape(2, 5, 4, 3)
 
 
+def merged(q, k, v):
+    """Grouped queries whose scores have one axis of heads under the mask and the softmax."""
+    s = jnp.einsum("btkgd,bskd->bkgts", q.reshape(2, 5, k.shape[2], -1, 3), k) / 3**0.5
+    p = jax.nn.softmax(jnp.where(CAUSAL[None, None], s.reshape(2, 4, 5, 5), -1e9))
+    p = p.reshape(2, k.shape[2], -1, 5, 5)
+    return jnp.einsum("bkgts,bskd->btkgd", p, v).reshape(2, 5, 4, 3)
+
+
 def repeated(q, k, v):
     k, v = (jnp.repeat(x, 4 // x.shape[2], 2) for x in (k, v))
     p = jax.nn.softmax(jnp.einsum("btnd,bsnd->bnts", q, k) / 3**0.5)
@@ -71,6 +79,7 @@ def one_sequence(q, k, v):
 
 
 FORMS = {
+    "one axis of heads for the softmax": merged,
     "jax": jax.nn.dot_product_attention,
     "jax, causal": lambda *qkv: jax.nn.dot_product_attention(*qkv, is_causal=True),
     "jax, mask": lambda *qkv: jax.nn.dot_product_attention(*qkv, mask=CAUSAL[None, None]),
