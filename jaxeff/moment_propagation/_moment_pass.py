@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation import _calibrated, _values, dependence
+from jaxeff.moment_propagation import _calibrated, _statistics, _values, dependence
 from jaxeff.moment_propagation._attention import AttentionLayer, attention_moments
 from jaxeff.moment_propagation._attention_patterns import fuse_attention, with_batch_axes
 from jaxeff.moment_propagation._covariance_gaps import find_gaps
@@ -152,6 +152,7 @@ IN_SHORT: Mapping[Any, Any] = {
     silu: silu_in_short,
     gelu: gelu_in_short,
     tanh_gelu: functools.partial(gelu_in_short, tanh=True),
+    **_statistics.IN_SHORT,
 }
 """What stands for dearer rules beside factors of sites, which make up for what it leaves out."""
 

@@ -340,7 +340,7 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
     def settle(atom: Any, node: Node) -> None:
         """Turns a symbol into its moments."""
         if isinstance(atom, Value) and atom in symbols and atom not in env.values:
-            gaussian = statistics.moments(symbols[atom], tensor)
+            gaussian = statistics.moments(symbols[atom], tensor, env.rules)
             if gaussian is not None:
                 env.values[atom] = gaussian
                 if not statistics.is_exact(symbols[atom], tensor):

@@ -444,10 +444,13 @@ if TYPE_CHECKING:
     from jaxeff.moment_propagation._statistics import Statistic
 
 
-def moments(s: Statistic, x: Any) -> Gaussian | None:
-    """Computes the moments of a symbol from the tensor's; None for an intermediate one."""
+def moments(s: Statistic, x: Any, rules: Mapping[Any, Any]) -> Gaussian | None:
+    """Computes the moments of a symbol from the tensor's; None for an intermediate one.
+
+    `rules` may have others than the usual ones, by the name of the statistic.
+    """
     x = to_variance(x)
-    fn = _MOMENTS.get(s.name)
+    fn = rules.get(s.name, _MOMENTS.get(s.name))
     if fn is None:
         return None
     value = fn(s, x)
@@ -563,6 +566,15 @@ def _norm_over(centre: bool) -> Callable[[Statistic, Gaussian], Gaussian]:
     return lambda s, x: normalization.normalize(x, s.axes, s.eps, s.shift, s.floor, centre=centre)
 
 
+def _short_norm_over(centre: bool) -> Callable[[Statistic, Gaussian], Gaussian]:
+    def moments(s: Statistic, x: Gaussian) -> Gaussian:
+        if s.shift or s.floor or extent(x.shape, s.axes) < _MANY:
+            return _norm_over(centre)(s, x)
+        return normalization.normalize_in_short(x, s.axes, s.eps, centre=centre)
+
+    return moments
+
+
 _MANY = 16
 _OF_MANY = {
     f"{function}{power}"
@@ -595,3 +607,5 @@ _MOMENTS: dict[str, Callable[[Statistic, Gaussian], Gaussian]] = {
     "layer_norm": _norm_over(centre=True),
     "rms_norm": _norm_over(centre=False),
 }
+IN_SHORT = {"layer_norm": _short_norm_over(centre=True), "rms_norm": _short_norm_over(centre=False)}
+"""Those that stand beside factors of sites."""

@@ -14,6 +14,7 @@ from jaxeff.moment_propagation.rules._normalization import (
     centred,
     mean_square,
     normalize,
+    normalize_in_short,
     variance,
 )
 
@@ -54,6 +55,18 @@ def test_norms_are_within_the_stated_bias(rule, plain, width, var, bias, oracle)
     x = random(10, width, var=var)
     samples = oracle.monte_carlo(plain, (x,), 20_000, 5_000)
     oracle.assert_matches(rule(x), samples, **bias)
+
+
+@pytest.mark.parametrize("centre", [True, False])
+def test_the_short_form_is_exact_to_first_order_where_all_variances_are_equal(centre):
+    x = jax.random.normal(jax.random.key(0), (16,)) + 0.3
+    plain, eps = (plain_layer_norm, 1e-5) if centre else (plain_rms_norm, 1e-6)
+    ours = jax.jit(lambda x: normalize_in_short(x, (-1,), eps, centre=centre))(
+        Gaussian(x, jnp.full(16, 1e-6))
+    )
+    np.testing.assert_allclose(ours.mean, plain(x), rtol=1e-4)
+    slopes = jax.jit(jax.jacobian(plain))(x)
+    np.testing.assert_allclose(ours.var, 1e-6 * (slopes**2).sum(1), rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -124,6 +124,31 @@ def normalize(
     return _normalized(x, eps, axes, None, shift, floor, centre)
 
 
+def normalize_in_short(
+    x: values.Random, axes: tuple[int, ...], eps: float | Array, *, centre: bool
+) -> values.Gaussian:
+    """Computes `normalize` with three averages: of means, of variances, and of squares.
+
+    With h = c / sqrt(q) and v' the mean variance, the mean is h and the variance that of first
+    order with v' in the place of each entry's own where entries are averaged,
+
+        (v - (2 v h^2 - v' h^2) / n - (2 v - v') / n) / q,
+
+    the last quotient only with `centre`. It is the diagonal of J diag(v) J^T if all v are equal.
+    """
+    x, n = values.to_variance(x), _count(values.to_variance(x), axes)
+
+    def average(value: Array) -> Array:
+        return jnp.mean(value, axes, keepdims=True)
+
+    c = x.mean - average(x.mean) if centre else x.mean
+    var = average(x.var)
+    scale = jax.lax.rsqrt(average(c * c) + var + eps)
+    h = scale * c
+    lost = (2 * x.var - var) / n * (h * h + 1 if centre else h * h)
+    return values.Gaussian(h, scale * scale * jnp.maximum(x.var - lost, 0))
+
+
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
 def _normalized(
     x: values.Gaussian, offset: Any, axes: tuple[int, ...], eps: float | None, shift: float,
