@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -51,6 +53,14 @@ def test_xla_computes_the_same_with_dots_alone():
         jax.tree.leaves(compiled(posterior, x)), jax.tree.leaves(plain(posterior, x)), strict=True
     ):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_core_without_a_compiler_is_named(monkeypatch):
+    monkeypatch.setattr(prices, "has_toolchain", lambda core: False)
+    said = []
+    run = SimpleNamespace(settings=prices.Settings(networks=("ViT",)), say=said.append)
+    assert {engine for _, engine in prices.networks(run)} == {"XLA", "XLA, dots alone", "TVM"}
+    assert said == ["Cortex-M7 is left out: there is no compiler for cortex-m7 here."]
 
 
 @pytest.mark.arm
