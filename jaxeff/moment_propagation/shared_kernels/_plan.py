@@ -214,7 +214,9 @@ def _mixed(
     return ({result: layout} if kept else None), frozenset()
 
 
-# Trained, at noise of 10 %: three sums kept .77 of the true variance, eight of them .21.
+# Trained, at noise of 10 %: three sums kept .77 of the true variance, eight of them .21. Few
+# positions and training lose more than depth: at 3 % eight sums kept .85 to .95 over 196 positions,
+# .67 to .79 over 16, .69 over 4, and .93 to .99 before training.
 FEW_SUMS = 3
 
 
