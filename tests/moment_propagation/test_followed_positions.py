@@ -69,7 +69,7 @@ def two_sources(w, images, tokens):
 SHAPES = {
     "conv": (3, 3, 3, 8), "dense": (5, 8), "query": (5, 8), "key": (5, 8), "wide": (5, 20),
     "scale": (8,), "bias": (8,), "merged": (16, 8), "token": (1, 1, 8), "square": (8, 8),
-    "down": (12, 8),
+    "down": (12, 8), "both": (8, 10), "back": (8, 5),
 }  # fmt: skip
 WEIGHTS = {
     name: jax.random.normal(key, shape) / max(1, np.prod(shape[:-1])) ** 0.5
@@ -98,3 +98,17 @@ def test_a_mean_over_positions_sees_what_these_share(body, oracle):
     ratio, without = (np.asarray(one.var).sum() / samples.var.sum() for one in (ours, diagonal))
     assert abs(ratio - 1) < 0.12
     assert without < 0.6
+
+
+def test_parts_of_what_was_pooled_cost_nothing():
+    """Modulations of tokens: they aren't followed, so the tokens aren't either."""
+
+    def f(w, tokens):
+        scale, shift = jnp.split((tokens @ w["dense"]).mean(1, keepdims=True) @ w["both"], 2, -1)
+        y = nnx.relu(tokens * (1 + scale)) @ w["query"]
+        return nnx.relu(nnx.relu(y) @ w["back"] + shift) @ w["key"]
+
+    w = {name: POSTERIOR[name] for name in ("dense", "both", "back", "query", "key")}
+    followed, diagonal = (jax.jit(moments(f, shared=s)).lower(w, TOKENS) for s in (True, False))
+    costs = [one.cost_analysis()["flops"] for one in (followed, diagonal)]
+    assert costs[0] < 1.5 * costs[1]
