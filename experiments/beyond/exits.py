@@ -1,7 +1,7 @@
 """Early exits, heads, moments and draws on a microcontroller: uncertainty, and what each takes.
 
     python -m experiments.beyond.exits
-    python -m experiments.beyond.exits --data fashion-mnist --learnt 20000 --epochs 20
+    python -m experiments.beyond.exits --data fashion-mnist
 
 One network of depthwise separable convolutions in six forms. What they say is judged by accuracy,
 NLL, ECE and the AUROC of their entropy against inputs of another kind; each is compiled in floating
@@ -25,7 +25,7 @@ size, here, both are compared with those of the early exits.
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,8 @@ MOMENTS, CALIBRATED = "moments", "moments, calibrated"
 class Settings(recipe.Settings):
     """How networks are trained and asked."""
 
-    networks: tuple[str, ...] = (NAME,)  # the one there is
+    # images, or words
+    data: Literal["digits", "fashion-mnist", "cifar-10", "speech-commands"] = "digits"
     draws: tuple[int, ...] = (4, 16)  # draws of weights
 
 
@@ -97,15 +98,16 @@ def mixed(logits: Any) -> Any:
 
 def learnt(settings: Settings, key: Any) -> dict[str, Form]:
     """Trains every form on the same inputs."""
-    net, sets = recipe.built(settings, NAME)
+    net, sets = recipe.built(settings, settings.data, NAME)
     base = net.init(key)
     batch = min(64, len(sets.train[1]))
-    steps = settings.epochs * (len(sets.train[1]) // batch)
+    epochs = max(1, 2 * settings.steps * batch // len(sets.train[1]))
+    steps = epochs * (len(sets.train[1]) // batch)
 
     def fit(loss: Any, params: Any) -> Any:
         rate = optax.cosine_decay_schedule(3e-3, steps)
         return training.fit(
-            key, loss, params, sets.train, optimizer=optax.adam(rate), epochs=settings.epochs,
+            key, loss, params, sets.train, optimizer=optax.adam(rate), epochs=epochs,
             batch_size=batch, progress=False,
         ).params  # fmt: skip
 
@@ -123,7 +125,7 @@ def learnt(settings: Settings, key: Any) -> dict[str, Form]:
     others = [net.init(jax.random.fold_in(key, i))["fc"] for i in (1, 2)]
     affine = [{"scale": jnp.ones(width), "shift": jnp.zeros(width)} for _ in others]
     g, heads = jaxeff.ensemble(key, net.f, base, {"fc": Members(3)}, init=net.init)
-    posterior = recipe.learnt(settings, NAME, key)
+    posterior = recipe.learnt(settings, settings.data, NAME, key).weights
     factors = jaxeff.calibrate_moments(
         key, net.f, posterior, sets.train[0][: settings.calibration], progress=False
     )
@@ -169,7 +171,7 @@ def rows(run: Run[Settings], task: str) -> Iterator[Row]:
     """One seed, in every form."""
     settings, seed = run.settings, int(task)
     forms = learnt(settings, jax.random.fold_in(run.key, seed))
-    _, sets = recipe.built(settings, NAME)
+    _, sets = recipe.built(settings, settings.data, NAME)
     x, y = sets.test
     for name, form in forms.items():
         call = jax.jit(form.call)
@@ -227,9 +229,9 @@ CLAIMS = (
 STUDY = h.Study(
     "exits", __doc__,
     {
-        "fast": Settings(seeds=1, learnt=64, asked=64, epochs=4, width=4, draws=(4,)),
+        "fast": Settings(seeds=1, learnt=64, held=64, asked=64, steps=4, width=4, draws=(4,)),
         "default": Settings(),
-        "full": Settings(data="fashion-mnist", learnt=20_000, asked=10_000, epochs=20, width=32),
+        "full": Settings(data="fashion-mnist", asked=10_000, seeds=5),
     },
     (h.Part(lambda run: [str(seed) for seed in range(run.settings.seeds)], rows),),
     CLAIMS,
@@ -241,6 +243,7 @@ STUDY = h.Study(
         h.Listing("half of the 95 % intervals over seeds",
                   ("form", *(f"{column} ±" for column in JUDGED)), table),
     ),
+    version=2,
     differences=(
         "QUTE's program wasn't at hand: its transfer of weights is a head that two places share, "
         "its blocks behind the last layer are affine maps of channels, its losses weigh the same.",

@@ -57,7 +57,7 @@ def test_scalars_make_variances_those_of_draws():
 @pytest.mark.parametrize("name", recipe.NETWORKS)
 def test_all_passes_read_every_network(name):
     settings = s.STUDY.sizes["fast"]
-    net, sets = recipe.built(settings, name)
+    net, sets = recipe.built(settings, recipe.TEXT if name == "decoder" else "digits", name)
     params = jax.eval_shape(net.init, KEY)
     posterior = jax.tree.map(lambda w: Gaussian(jnp.ones(w.shape), jnp.ones(w.shape)), params)
     x = sets.test[0][:2]
@@ -91,18 +91,44 @@ def test_words_are_asked_of_other_speakers(monkeypatch):
 
     monkeypatch.setattr(
         inputs.data, "speech_commands",
-        lambda: data.Recordings(audio([1, 2, 3]), labels, audio([4, 5, 6]), labels),
+        lambda: data.Recordings(
+            audio([1, 2, 3]), labels, audio([4, 5, 6]), labels,
+            train_speakers=np.repeat(["1", "2", "3"], 12),
+        ),
     )  # fmt: skip
     monkeypatch.setattr(inputs, "features", lambda x: np.tile(x[:, None, None], (1, 4, 1, 1)))
     monkeypatch.setattr(inputs, "standardized", lambda mean, deviation: lambda x: x)
-    sets = inputs.spoken(100, 25, patches=True)
-    assert sets.train[0].shape == (30, 4, 2)
+    sets = inputs.spoken(100, 100, 25, patches=True)
+    assert sets.train[0].shape == (20, 4, 2)
+    assert sets.held[0].shape == (10, 4, 2)
     assert sets.test[0].shape == (25, 4, 2)
     assert len(sets.outside) == 6
-    for (x, y), speakers in ((sets.train, (1, 3)), (sets.test, (4, 6))):
+    for x, y in (sets.train, sets.held, sets.test):
         np.testing.assert_array_equal(x[:, 0, 1], y)
         assert y.max() == 9
-        assert (x[:, 0, 0].min(), x[:, 0, 0].max()) == speakers
+    learnt, held, tested = ({*x[:, 0, 0].tolist()} for x, _ in (sets.train, sets.held, sets.test))
+    assert learnt | held == {1, 2, 3}
+    assert len(held) == 1
+    assert not learnt & held
+    assert tested == {4, 5, 6}
     assert sets.outside[:, 0, 0].min() == 4
     assert {*sets.outside[:, 0, 1].tolist()} == {10, 11}
-    assert inputs.spoken(100, 25, patches=False).outside.shape == (6, 4, 2, 1)
+    assert inputs.spoken(100, 100, 25, patches=False).outside.shape == (6, 4, 2, 1)
+
+
+def test_what_is_held_out_chooses_how_wide_a_posterior_is():
+    """Labels that contradict the mean network want wider weights than its own labels do."""
+    settings = s.STUDY.sizes["fast"]
+    net = networks.Network(lambda layers, p, x: layers.dense(x, **p), lambda key: None)
+    params = {"w": 3 * jax.random.normal(KEY, (2, 3)), "b": jnp.zeros(3)}
+    posterior = jax.tree.map(lambda w: Gaussian(w, jnp.full_like(w, 0.01)), params)
+    x = jax.random.normal(jax.random.key(1), (64, 2))
+    y = net.f(params, x).argmax(-1)
+    chosen = [
+        recipe.widened(settings, KEY, net, posterior, inputs.Sets((x, y), (x, labels), (x, y), x))
+        for labels in (y, (y + 1) % 3)
+    ]
+    assert chosen[0].factor < chosen[1].factor == max(settings.widths)
+    for one in chosen:
+        np.testing.assert_allclose(one.weights["w"].var, 0.01 * one.factor, rtol=1e-6)
+        np.testing.assert_array_equal(one.weights["w"].mean, params["w"])

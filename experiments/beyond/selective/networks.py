@@ -50,9 +50,10 @@ def separable(width: int, channels: int, stem: int) -> Network:
 
 def residual(width: int, channels: int, stem: int) -> Network:
     """A ResNet-18 whose norms are folded away: eight blocks of two convolutions, four widths."""
-    widths = [width // 2 * 2**i for i in range(4) for _ in range(2)]
+    first = max(1, width // 4)
+    widths = [first * 2**i for i in range(4) for _ in range(2)]
     strides = [1 + (i in (2, 4, 6)) for i in range(8)]
-    before = [width // 2, *widths[:-1]]
+    before = [first, *widths[:-1]]
 
     def init(key: Any) -> Any:
         blocks = []
@@ -65,7 +66,7 @@ def residual(width: int, channels: int, stem: int) -> Network:
             block["second"]["w"] *= 0.3
             blocks.append(block | ({"side": _layer(k3, 1, 1, a, b)} if a != b else {}))
         k1, k2 = jax.random.split(key)
-        return {"stem": _layer(k1, 3, 3, channels, width // 2), "blocks": blocks,
+        return {"stem": _layer(k1, 3, 3, channels, first), "blocks": blocks,
                 "fc": _layer(k2, widths[-1], 10)}  # fmt: skip
 
     def compute(o: Any, p: Any, x: Any) -> Any:

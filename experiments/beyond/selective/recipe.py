@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,57 +11,47 @@ import numpy as np
 import optax
 
 from experiments import harness as h
-from experiments.beyond.selective.inputs import LETTERS, Sets, images, letters, spoken
+from experiments.beyond.selective.inputs import LEARNT, LETTERS, Sets, images, letters, spoken
 from experiments.beyond.selective.networks import Network, residual, separable, transformer
 from experiments.harness import Count, Least, Report, Row
-from jaxeff import bayes, training, uncertainty
+from jaxeff import Gaussian, bayes, training, uncertainty
 
-NETWORKS = ("DS-CNN", "ViT", "decoder", "ResNet-18")
-
-
-class Start(NamedTuple):
-    """What IVON starts with: its rate, and a curvature: variances are 1 / (inputs x curvature)."""
-
-    rate: float = 0.3
-    curvature: float = 1.0
-
-
-# At curvature 1 noise is as large as the weights of a ResNet's wide layers, and nothing is learnt;
-# of trained weights it would undo what they have learnt.
-STARTS = {"ResNet-18": Start(0.1, 4.0)}
-TRAINED = Start(0.02, 10.0)
+NETWORKS = ("DS-CNN", "ViT", "ResNet-18", "decoder")
+TEXT = "text"
 
 
 @dataclass(frozen=True)
 class Settings:
     """How networks are trained and asked."""
 
-    # images, or words; the decoder has text
-    data: Literal["digits", "fashion-mnist", "cifar-10", "speech-commands"] = "digits"
-    networks: tuple[str, ...] = NETWORKS  # which are asked
     seeds: Count = 3  # trainings of each
-    # inputs to learn from; the decoder has ten times as many
-    learnt: Annotated[int, Least(64)] = 600
+    learnt: Annotated[int, Least(64)] = 10_000  # inputs to learn from, at most
+    held: Count = 500  # inputs that choose how wide a posterior is
     asked: Annotated[int, Least(16)] = 1000  # inputs to test, and of another kind
-    epochs: Count = 240  # passes over the inputs; the decoder a quarter of them
-    adam: Annotated[int, Least(0)] = 0  # passes by Adam before those, which then start there
-    width: Annotated[int, Least(4)] = 16  # channels; the ResNet's begin at half of it
+    steps: Count = 800  # of Adam, and as many of IVON
+    width: Annotated[int, Least(4)] = 32  # channels; the ResNet's begin at a quarter
     calibration: Annotated[int, Least(8)] = 128  # learnt inputs that factors are measured on
     draws: tuple[int, ...] = (4, 16, 64)  # draws of weights
+    widths: tuple[float, ...] = (1, 3, 10, 30)  # times the posterior's variances: one is chosen
     rounds: Count = 3  # rounds of the timing
 
 
+class Posterior(NamedTuple):
+    """A Gaussian for each weight, and the factor of IVON's variances that was chosen."""
+
+    weights: Any
+    factor: float
+
+
 @functools.cache
-def built(settings: Settings, name: str) -> tuple[Network, Sets]:
+def built(settings: Settings, data: str, name: str) -> tuple[Network, Sets]:
     """Makes a network and the inputs that it learns from and is asked about."""
-    width, counts = settings.width, (settings.learnt, settings.asked)
-    if name == "decoder":
+    counts = min(settings.learnt, LEARNT[data]), settings.held, settings.asked
+    width, patches = settings.width, name == "ViT"
+    if data == TEXT:
         return transformer(width, 12, LETTERS, LETTERS, causal=True), letters(*counts)
-    patches = name == "ViT"
-    if settings.data == "speech-commands":
-        sets = spoken(*counts, patches)
-    else:
-        sets = images(settings.data, *counts, patches)
+    spoken_words = data == "speech-commands"
+    sets = spoken(*counts, patches) if spoken_words else images(data, *counts, patches)
     channels = sets.outside.shape[-1]
     if patches:
         return transformer(width, 49, channels, 10, causal=False), sets
@@ -69,30 +59,54 @@ def built(settings: Settings, name: str) -> tuple[Network, Sets]:
     return make(width, channels, 2 if name == "DS-CNN" else 1), sets
 
 
-def learnt(settings: Settings, name: str, key: Any) -> Any:
-    """Trains by IVON, if asked from where Adam ends; returns the posterior."""
-    net, sets = built(settings, name)
+def learnt(settings: Settings, data: str, name: str, key: Any) -> Posterior:
+    """Trains by IVON from where Adam ends, and chooses how wide the posterior is."""
+    net, sets = built(settings, data, name)
     n = len(sets.train[1])
     batch = min(64, n)
+    epochs = max(1, settings.steps * batch // n)
 
-    def fit(params: Any, optimizer: Any, epochs: int) -> Any:
+    def fit(params: Any, make: Callable[[Any], Any], rate: float) -> Any:
+        falling = optax.cosine_decay_schedule(rate, epochs * (n // batch))
         return training.fit(
-            key, training.cross_entropy(net.f), params, sets.train, optimizer=optimizer,
+            key, training.cross_entropy(net.f), params, sets.train, optimizer=make(falling),
             epochs=epochs, batch_size=batch, progress=False,
         )  # fmt: skip
 
-    def falling(rate: float, epochs: int) -> Any:
-        return optax.cosine_decay_schedule(rate, epochs * (n // batch))
+    def ivon(rate: Any) -> Any:
+        # A wider start would undo what Adam has learnt: variances are 1 / (inputs x curvature).
+        return bayes.ivon(key, rate, n, weight_decay=1e-3, decay=0.999, curvature=10)
 
-    params, start = net.init(key), STARTS.get(name, Start())
-    if settings.adam:
-        params = fit(params, optax.adam(falling(1e-2, settings.adam)), settings.adam).params
-        start = TRAINED
-    epochs = max(1, settings.epochs // 4) if name == "decoder" else settings.epochs
-    rate = falling(start.rate, epochs)
-    optimizer = bayes.ivon(key, rate, n, weight_decay=1e-3, decay=0.999, curvature=start.curvature)
-    fitted = fit(params, optimizer, epochs)
-    return bayes.ivon_posterior(fitted.params, fitted.opt_state)
+    params = fit(net.init(key), optax.adam, 3e-3).params
+    fitted = fit(params, ivon, 0.02)
+    return widened(settings, key, net, bayes.ivon_posterior(fitted.params, fitted.opt_state), sets)
+
+
+def widened(settings: Settings, key: Any, net: Network, posterior: Any, sets: Sets) -> Posterior:
+    """Chooses the factor of variances whose draws are best in NLL of what is held out.
+
+    A network that has learnt its few inputs by heart leaves a posterior too narrow for any method
+    to differ from the mean network.
+    """
+    x, y = sets.held
+
+    @jax.jit
+    def nll(factor: Any) -> Any:
+        said = bayes.predict(key, net.f, scaled(posterior, factor), x, samples=16)
+        logs = uncertainty.predictive_log_probs(said)
+        return -jnp.take_along_axis(logs, y[:, None], -1).mean()
+
+    factor = min(settings.widths, key=lambda factor: float(nll(factor)))
+    return Posterior(scaled(posterior, factor), factor)
+
+
+def scaled(posterior: Any, factor: Any) -> Any:
+    """Multiplies the variances of all weights."""
+
+    def wider(g: Gaussian) -> Gaussian:
+        return Gaussian(g.mean, g.var * factor)
+
+    return jax.tree.map(wider, posterior, is_leaf=lambda v: isinstance(v, Gaussian))
 
 
 def drawn(count: int) -> str:
@@ -123,7 +137,7 @@ def judged(logs: Any, labels: Any, outside: Any) -> Row:
     }  # fmt: skip
 
 
-OTHERS = ("networks",)
+OTHERS = ("data", "networks")
 """Settings that a network's rows don't depend on."""
 
 
