@@ -160,6 +160,8 @@ def tasks(run: Run[Settings]) -> list[Task]:
 def rows(run: Run[Settings], task: Task) -> Iterator[Row]:
     """One network with one seed, by every method."""
     settings, data, name = run.settings, task.data, task.network
+    if task.seed == 0:
+        jax.clear_caches()  # of the last network, which none computes again
     key = jax.random.fold_in(run.key, task.seed)
     net, sets = built(settings, data, name)
     posterior, wider = learnt(settings, data, name, key)
