@@ -252,12 +252,12 @@ def overall(report: Report) -> Iterator[Row]:
 
 
 def beside(other: str) -> Callable[[Report], Iterator[Row]]:
-    """Ours, calibrated, less another method on the same seeds, with what noise can explain."""
+    """Our cheapest pass less another method on the same seeds, with what noise can explain."""
 
     def selection(report: Report) -> Iterator[Row]:
         each = h.grouped(JUDGED(report), "data", "network", "method")
         for (data, network, method), ours in each.items():
-            if method == CALIBRATED and (data, network, other) in each:
+            if method == POOLED and (data, network, other) in each:
                 row: Row = {"data": data, "network": network, "other": other}
                 yield row | margins.differences(ours, each[data, network, other], COLUMNS)
 
@@ -267,7 +267,7 @@ def beside(other: str) -> Callable[[Report], Iterator[Row]]:
 CLAIMS = (
     *(
         no_worse(
-            f"{{data}}, {{network}}: {what} of calibrated moments less {name}'s",
+            f"{{data}}, {{network}}: {what} of pooled, calibrated moments less {name}'s",
             beside(other), column, sign,
         )
         for name, other in (("64 draws", drawn(64)), ("CVP", CVP), ("16 draws", drawn(16)))
@@ -278,9 +278,9 @@ CLAIMS = (
     ),
     *(
         h.Claim(
-            f"{{network}}: calibrated moments over the mean network's {price}", column,
+            f"{{network}}: pooled, calibrated moments over the mean network's {price}", column,
             h.at_most(2.5), None, h.having(column), "default",
-            when=lambda row: row["method"] == CALIBRATED, regardless=OTHERS,
+            when=lambda row: row["method"] == POOLED, regardless=OTHERS,
         )
         for column, price in (
             ("price", "time"), ("price TVM", "time under TVM"),
