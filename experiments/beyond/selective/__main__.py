@@ -307,7 +307,7 @@ STUDY = h.Study(
             "aurc",
             h.Dots("{method}", "aurc", table, facet="{data}, {network}",
                    axes={"xlabel": "AURC in %, lower is better"}),
-            columns=3, size=(4.2, 2.8),
+            columns=3, size=(5.4, 2.6),
         ),
     ),
     (
