@@ -766,7 +766,7 @@ def test_transforms_of_loops_branches_and_shared_weights(kind):
         small = jaxeff.pruned(f, plan)(plan.shrink(params), x)
         np.testing.assert_allclose(small, masked(f, plan)(params, x), atol=1e-6)
         return
-    with pytest.warns(jaxeff.moment_propagation.MomentsWarning, match="the same each time"):
+    with pytest.warns(jaxeff.moment_propagation.MomentsWarning, match="isn't followed"):
         jax.eval_shape(jaxeff.moments(f), posterior, x)
     # A state that a layer makes of itself has nothing that could go alone.
     with pytest.raises(ValueError, match="nothing for channels that can be removed"):

@@ -202,9 +202,9 @@ def test_the_short_form_is_right_on_average():
     """Noise of queries counts as if each score had its own: entries are off, all of them aren't."""
     q, k, v = (normal(i, 32, 8) for i in range(3))
     s, var = q @ k.T / 8**0.5, jnp.full((32, 8), 1e-4)
-    given = {"scores": s, "v": v, "q": q, "k": k, "slope": jnp.full_like(s, 8**-0.5)}
-    given |= {f"{name}_var": var for name in "qkv"}
-    form = lambda short: jax.jit(lambda given: attention(HEAD, given, short=short))(given)  # noqa: E731
+    inputs = {"scores": s, "v": v, "q": q, "k": k, "slope": jnp.full_like(s, 8**-0.5)}
+    inputs |= {f"{name}_var": var for name in "qkv"}
+    form = lambda short: jax.jit(lambda inputs: attention(HEAD, inputs, short=short))(inputs)  # noqa: E731
     exact, short = form(False), form(True)
     np.testing.assert_allclose(short.mean, exact.mean, atol=1e-3)
     ratio = np.asarray(short.var / exact.var)

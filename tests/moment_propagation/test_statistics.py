@@ -31,7 +31,7 @@ def symbol(f, x):
 
 
 def read(f, x):
-    return st.moments(symbol(f, x), x)
+    return st.moments(symbol(f, x), x, {})
 
 
 def norm(x):

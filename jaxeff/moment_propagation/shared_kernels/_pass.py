@@ -267,8 +267,8 @@ GROUP_NORMALIZATION = _plan.SharingRule(
 )
 
 RULES = (
-    rules.CONTRACTION, rules.JOIN, rules.POINTWISE, rules.SCALED, rules.POOLING, rules.GATHERED,
-    rules.MIXING, rules.CHOSEN, rules.ATTENDED, NORMALIZATION, GROUP_NORMALIZATION,
+    rules.CONTRACTION, rules.JOIN, rules.POINTWISE, rules.POOLING, rules.GATHERED, rules.MIXING,
+    rules.CHOSEN, rules.ATTENDED, NORMALIZATION, GROUP_NORMALIZATION,
 )  # fmt: skip
 """The rules, in the order in which they are tried."""
 

@@ -602,14 +602,6 @@ def match_pointwise(at: LayerContext) -> Match | None:
     return match[0]._replace(is_anchor=False) if match is not None and match[1] == 1 else None
 
 
-def match_scaled(at: LayerContext) -> Match | None:
-    """Matches scales and biases of channels of what isn't followed: their noise is the first."""
-    layout = dict(at.tokens).get(at.layer.outputs[0])
-    if layout is None or at.start or at.layer.kind != "elementwise":
-        return None
-    return Match(layout, ())
-
-
 def match_pooling(at: LayerContext) -> Match | None:
     """Matches a pooling of one state: no other noise, what is pooled is followed as one."""
     match = _of_entries(at) if len(at.random) == 1 else None

@@ -662,7 +662,6 @@ def _along_means(layer: Layer, operand_of: Mapping[Value, Any]) -> Along:
 CONTRACTION = _plan.SharingRule(_plan.match_contraction, contraction, resolves=True, is_dense=True)
 JOIN = _plan.SharingRule(_plan.match_join, join)
 POINTWISE = _plan.SharingRule(_plan.match_pointwise, pointwise, is_pointwise=True)
-SCALED = _plan.SharingRule(_plan.match_scaled, pointwise)
 POOLING = _plan.SharingRule(_plan.match_pooling, pooling, resolves=True)
 GATHERED = _plan.SharingRule(_plan.match_gathered, gathered)
 MIXING = _plan.SharingRule(_plan.match_mixing, mixing, resolves=True)
