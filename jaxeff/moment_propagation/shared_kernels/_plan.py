@@ -51,10 +51,9 @@ from jaxeff.program.ir import primitives as prim
 
 
 def layouts_of_tokens(program: Program, random: Collection[Value]) -> dict[Value, Axes]:
-    """Finds the dense layers, and scales of channels, whose results are pooled along some axes.
+    """Finds the dense layers whose results are pooled along some axes.
 
-    Returns the layouts of their products, of a dense layer channels last, and of the scaled values.
-    One axis at most is the examples'.
+    Returns the layouts of their products, channels last. One axis at most is the examples'.
     """
     search = _TokenSearch(set(random))
     for layer in program.layers:
@@ -116,16 +115,6 @@ class _TokenSearch:
             layout = tuple(next(self.numbers) if a and a > CHANNEL else a for a in axes)
             self.known[value] = layout
             self.pooled |= combined or before - {CHANNEL, *layout}
-        if (channel := _scaled_channel(layer, self.random)) is not None:
-            self._begin(layer.outputs[0], channel)
-
-    def _begin(self, value: Value, channel: int) -> None:
-        """Begins the axes of a value, those of what came before are the same."""
-        axes = range(len(value.aval.shape))
-        layout = tuple(CHANNEL if i == channel else next(self.numbers) for i in axes)
-        if value in self.known and self.known[value][channel] == CHANNEL:
-            self._meet(layout, self.known[value])
-        self.begun[value] = self.known[value] = layout
 
     def layout(self, product: Value) -> Axes:
         """Returns the layout of what nothing that is followed came before."""
@@ -181,24 +170,6 @@ class _TokenSearch:
             self.begun[product] = (*places, CHANNEL)
         axes = moved[image] if start else self.begun[product]
         return follow(after, {product: read.of_product(axes[:-1])})
-
-
-def _scaled_channel(layer: Layer, random: set[Value]) -> int | None:
-    """Returns the axis along which a random scale or bias of an array's entries differs.
-
-    Returns None for another layer.
-    """
-    result = layer.outputs[0]
-    if layer.kind != "elementwise" or len(layer.outputs) != 1 or layer.mark or not result.is_data:
-        return None
-    shape = result.aval.shape
-    along = [
-        [i for i, n in enumerate(v.aval.shape) if n != 1]
-        for v in random.intersection(layer.inputs)
-        if v.is_weight and len(v.aval.shape) == len(shape) and v.aval.shape != shape
-    ]
-    vectors = {axes[0] for axes in along if len(axes) == 1}
-    return vectors.pop() if len(vectors) == 1 else None
 
 
 def _mixed(
