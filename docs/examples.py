@@ -23,7 +23,7 @@ class ModuleExamples(griffe.Extension):
 
     def on_module_members(self, *, node: Any, mod: griffe.Module, **_: Any) -> None:
         """Called for each module: a face offers what it imports as `X as X` and what it defines."""
-        if mod.is_init_module and mod.parent is not None and isinstance(node, ast.Module):
+        if mod.is_init_module and isinstance(node, ast.Module):
             named = [
                 name.name
                 for each in ast.walk(node)
@@ -31,7 +31,8 @@ class ModuleExamples(griffe.Extension):
                 for name in each.names
                 if name.name == name.asname
             ]
-            mod.exports = named + [name for name, each in mod.members.items() if not each.is_alias]
+            own = [name for name, each in mod.members.items() if not each.is_alias]
+            mod.exports = named + [name for name in own if not name.startswith("_")]
 
     def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
         """Called for each function."""

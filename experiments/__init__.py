@@ -1,1 +1,1 @@
-"""Studies that reproduce and extend the source; README.md says how to run and to add one."""
+"""Studies that reproduce and extend Klein's thesis; README.md says how to run and to add one."""

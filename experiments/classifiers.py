@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 import jaxeff
+from experiments.densenet import DenseNet
 from experiments.harness import SELECTS, Count, Row, Run, choose
 from experiments.recipes import Training, cosine_adam
 from experiments.trainable import Images, Network, load_images, trainable
@@ -24,10 +25,11 @@ class Classifier:
     """A network on a data set."""
 
     # "lenet5" (with batch norm), "resnet8", "resnet18", the latter and "vgg11" (with batch norm)
-    # with an eighth of their channels, or a wide residual network by its depth and factor
+    # with an eighth of their channels, a narrow DenseNet, or a wide residual network by its depth
+    # and factor
     network: Literal[
         "lenet5", "resnet8", "resnet18", "resnet18-eighth", "vgg11-eighth",
-        "wrn-10-1", "wrn-10-2", "wrn-28-4",
+        "wrn-10-1", "wrn-10-2", "wrn-28-4", "densenet-22",
     ]  # fmt: skip
     data: str  # the data set
     images: int  # training images
@@ -126,6 +128,7 @@ def build(subject: Classifier) -> tuple[Network, Images]:
         "resnet18-eighth": lambda rngs: ResNet18(
             10, channels, stem="cifar", widths=(8, 16, 32, 64), rngs=rngs
         ),
+        "densenet-22": lambda rngs: DenseNet(10, channels, rngs=rngs),
         # A head of one position: seven by seven copies of it would be most of what is compressed.
         "vgg11-eighth": lambda rngs: VGG11(
             10, channels, batch_norm=True, head=1, dropout=0.0,

@@ -28,7 +28,7 @@ from jaxeff.contrib import DataflowPipeline
 from jaxeff.search import MIX, Candidate, FewBitLayers, Policy, SearchSpace
 
 FEW_WEIGHTS, FEW_ACTIVATIONS = (1, 2), (3, 4)
-"""Bits of the source's Pareto front."""
+"""Bits of the thesis' Pareto front."""
 SHARP = 4.0
 """Throughput of the fewest bits over that of the most that counts as a sharp rise; ours."""
 ANYTHING = FewBitLayers(1, 1, 1, last=True)
@@ -41,7 +41,7 @@ class Settings(classifiers.Settings):
 
     # bits of weights, and of activations
     bits: tuple[Annotated[int, Least(1)], ...] = (1, 2, 3, 4, 8)
-    luts: Count = 70_560  # lookup tables of the device (those of the source's Ultra96)
+    luts: Count = 70_560  # lookup tables of the device (those of the thesis' Ultra96)
 
 
 def _vgg(images: int, epochs: int, tests: int, seeds: int, retrain: int) -> recipe.Subject:
@@ -141,7 +141,7 @@ def front(report: Report) -> list[Row]:
 
 
 def shares(report: Report) -> Iterator[Row]:
-    """Selects how much of the front has the source's bits."""
+    """Selects how much of the front has the thesis' bits."""
     rows = front(report)
     pairs = ", ".join(f"W{row['weights']}A{row['activations']}" for row in rows)
     for name, bits in (("weights", FEW_WEIGHTS), ("activations", FEW_ACTIVATIONS)):
@@ -213,7 +213,7 @@ TABLES = (
 )
 DIFFERENCES = (
     "the network is VGG-11 with an eighth of its channels and batch norm, trained for the epochs "
-    "of `config`; the source's sizes and trainings aren't in the text",
+    "of `config`; the thesis' sizes and trainings aren't in the text",
     "no FPGA is at hand: throughput is cycles between two images by FINN's formulas, of lookup "
     "tables alone; memories and clock aren't in it",
     "trainings start at the network in float and are short",

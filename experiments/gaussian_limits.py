@@ -10,7 +10,7 @@ doesn't state them; these reproduce its numbers:
 - high epistemic: one class at 1, the others at 0, another class in each draw;
 
 each with a little Gaussian noise, so that a variance is not exactly zero. Beside the independent
-Gaussians that a moment pass gives, the study takes Gaussians with the full covariance: the source
+Gaussians that a moment pass gives, the study takes Gaussians with the full covariance: the thesis
 puts the whole loss of mutual information down to the shape of the distribution, but a part of it is
 the lost correlation between the logits. A sweep over the height of the peak shows both.
 """
@@ -121,7 +121,7 @@ def run(run: Run[Settings]) -> Found:
 
 
 def parts(report: Report) -> Iterator[Row]:
-    """Selects each uncertainty of which the source has a number."""
+    """Selects each uncertainty of which the thesis has a number."""
     for row in report.rows:
         for part in (part for part in PARTS if f"{part}_source" in row):
             of = {k: row[k] for k in ("regime", "distribution")}
@@ -136,7 +136,7 @@ def lost(report: Report) -> list[Row]:
 
 
 CLAIMS = (
-    # A mean is off by its standard error, the source by its four digits.
+    # A mean is off by its standard error, the thesis by its four digits.
     h.Claim(
         "{regime}, {distribution}: {part}", "ours",
         lambda row, ours: abs(ours - row["source"]) < max(1e-3, 4 * row["error"]),
@@ -184,16 +184,21 @@ PLOT = h.Plot(
 TABLE = h.Listing(
     lambda report: "uncertainty in nats; correlated Gaussians lose "
     f"{report.extra['lost_with_correlation']:.0%} of the last",
-    ("regime", "distribution", *(c for part in PARTS for c in (part, f"{part}_source"))), shown,
+    {
+        "regime": "regime", "distribution": "distribution",
+        **{head: name for part in PARTS
+           for head, name in ((part, part), (f"{part}, thesis", f"{part}_source"))},
+    },
+    shown,
 )  # fmt: skip
 STUDY = Study(
     "gaussian_limits", __doc__,
     {"fast": Settings(40_000), "default": Settings(400_000), "full": Settings(4_000_000)},
     (run,), CLAIMS, (PLOT,), (TABLE,),
     (
-        "The source states no distributions; these were found from its numbers, so that the column "
+        "The thesis states no distributions; these were found from its numbers, so that the column "
         "of draws agrees with it by construction. What can miss are the Gaussians' columns.",
-        f"The noise of {NOISE} is ours. In the low regime the source's total of 1.5008 lies .0006 "
+        f"The noise of {NOISE} is ours. In the low regime the thesis' total of 1.5008 lies .0006 "
         "above that of an exact peak, as the mean of a few noisy draws would.",
     ),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Tables and verdicts of the pages of results, from places in kept runs' JSON that they name.
 
 `docs/results/tables/PAGE.toml` has the rows of the table of `docs/results/PAGE.md`: what is
-compared, what the source has, and ours, in which each number stands in braces as
+compared, what the thesis has, and ours, in which each number stands in braces as
 ``{PATH FORMAT}``. The page has the table between two marks, and `python -m experiments.publish
 --again` writes it there:
 
@@ -45,7 +45,7 @@ from experiments.harness import Table, mean
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TABLES = RESULTS / "tables"
 _MARKED = r"(?s)(?<=<!-- table -->\n).*?(?=<!-- end of table -->)"
-_BRACES = r"\{([^}]*)\}"
+BRACES = r"\{([^}]*)\}"
 _STEP = re.compile(r"([^.\[\]]+)(?:\[([^\]]*)\])?(?:\.|$)")
 _REDUCED: dict[str, Callable[[list[Any]], Any]] = {
     "max": max, "min": min, "mean": mean, "count": len,
@@ -66,6 +66,11 @@ def markdown(table: Table) -> str:
     rules = ["---:" if column.endswith(">") else "---" for column in table.columns]
     total = [table.total] if table.total else []
     return "\n".join(map(line, [heads, rules, *table.rows, *total]))
+
+
+def compared(thesis: bool) -> str:
+    """Heads the column of what ours is held against: the thesis, or what is asked of it."""
+    return "thesis" if thesis else "asked"
 
 
 def find(content: Any, path: str) -> list[Any]:
@@ -110,13 +115,13 @@ def number(content: Any, said: str) -> str:
     """
     expression, _, form = said.rpartition(" ")
     first, *rest = re.split(r" ([/*]) ", expression)
-    kind, _, path = first.partition(" ")
-    if kind not in {*_REDUCED, "each"}:
-        kind, path = "", first
+    reduced, _, path = first.partition(" ")
+    if reduced not in {*_REDUCED, "each"}:
+        reduced, path = "", first
     values = find(content, path)
-    if kind in _REDUCED:
-        values = [_REDUCED[kind](values)]
-    if kind != "each" and len(values) > 1:
+    if reduced in _REDUCED:
+        values = [_REDUCED[reduced](values)]
+    if reduced != "each" and len(values) > 1:
         raise LookupError(f"{path!r} leads to {len(values)} values: say which, or max, mean, each")
     if rest:
         sign, other = rest
@@ -143,21 +148,21 @@ def table(page: str) -> str:
     for row in said["row"]:
         try:
             content = _content(row.get("run") or said["run"])
-            ours = re.sub(_BRACES, _writer(content), row["ours"])
+            ours = re.sub(BRACES, _writer(content), row["ours"])
             judged = verdict(content, row, words)
         except (LookupError, ValueError, TypeError) as error:
             raise ValueError(f"{page}: {row['quantity']}: {error}") from error
-        if re.search(r"\d", re.sub(_BRACES, "", row["ours"])):
+        if re.search(r"\d", re.sub(BRACES, "", row["ours"])):
             raise ValueError(f"{page}: {row['quantity']}: a number that names no place in a run")
         rows.append((row["quantity"], row.get("source", "-"), ours, judged))
-    heads = ("quantity", "source", "ours", "verdict")
+    heads = ("quantity", compared(words == WORDS), "ours", "verdict")
     return markdown(Table(heads, rows)) + "\n\n" + sentences(said)
 
 
 OWN = "holds", "does not hold"
-"""Verdicts of rows for which the source has nothing that could be reproduced."""
+"""Verdicts of rows for which the thesis has nothing that could be reproduced."""
 WORDS = ("reproduced", "not reproduced")
-"""Verdicts of claims of a source; a page of other claims has words of its own."""
+"""Verdicts of claims of the thesis; a page of other claims has words of its own."""
 IN_PART, UNDECIDED, UNJUDGED = "in part", "undecided", "no check"
 
 
@@ -184,16 +189,17 @@ def verdict(content: Any, row: Mapping[str, Any], words: tuple[str, str]) -> str
     without = row.get("source", "-") in NO_SOURCE
     if not passed:
         return "-" if without else UNJUDGED
-    kind = _kind(passed, OWN if without and words == WORDS else words)
+    word = kind(passed, OWN if without and words == WORDS else words)
     share = f"{passed.count(True)} of {len(passed)}"
-    return f"{kind}: {share}" if kind == IN_PART else kind
+    return f"{word}: {share}" if word == IN_PART else word
 
 
 NO_SOURCE = ("-", "no number", "not tried")
-"""What stands in the column of the source where it has nothing."""
+"""What stands in the column of the thesis where it has nothing."""
 
 
-def _kind(passed: list[bool | None], words: tuple[str, str]) -> str:
+def kind(passed: list[bool | None], words: tuple[str, str]) -> str:
+    """Says in a word what checks say together."""
     if None in passed:
         return UNDECIDED
     return words[0] if all(passed) else IN_PART if any(passed) else words[1]
@@ -202,18 +208,18 @@ def _kind(passed: list[bool | None], words: tuple[str, str]) -> str:
 def sentences(said: Mapping[str, Any]) -> str:
     """Writes a page's claims by verdict, and the reasons of what isn't reproduced."""
     words = said.get("words", WORDS)
-    by: dict[str, list[str]] = {kind: [] for kind in (words[0], IN_PART, words[1], UNDECIDED)}
+    by: dict[str, list[str]] = {word: [] for word in (words[0], IN_PART, words[1], UNDECIDED)}
     for row in said["row"]:
         if claim := row.get("claim"):
             content = _content(row.get("run") or said["run"])
-            text = re.sub(_BRACES, _writer(content), claim)
-            by[_kind(results(content, row), words)].append(text)
+            text = re.sub(BRACES, _writer(content), claim)
+            by[kind(results(content, row), words)].append(text)
     lines = [
-        f"**{kind.capitalize()}:** {'; '.join(claims)}." for kind, claims in by.items() if claims
+        f"**{word.capitalize()}:** {'; '.join(claims)}." for word, claims in by.items() if claims
     ]
     for tested, head in ((True, "Why, tested"), (False, "Why, a guess that nothing here tests")):
         reasons = [
-            re.sub(_BRACES, _writer(_content(why.get("run") or said.get("run"))), why["text"])
+            re.sub(BRACES, _writer(_content(why.get("run") or said.get("run"))), why["text"])
             for why in said.get("why", ())
             if why["tested"] == tested
         ]

@@ -4,7 +4,7 @@
     python -m experiments.publish --again          # judges all kept runs, writes all their pages
 
 Keeps each run's JSON and figures in docs/results/runs/ and writes a page of its tables and checks
-beside them, the source's numbers next to ours. The pages are made from the JSON alone, and a test
+beside them, the thesis' numbers next to ours. The pages are made from the JSON alone, and a test
 makes them again: a number on them can't be anything but that run's. So are the list of kept runs at
 the end of docs/results/README.md, their entries in mkdocs.yml, and the tables of pages
 (`experiments.pages`). Claims are judged from the rows when a run is published, and ``--again`` does
@@ -22,13 +22,14 @@ from typing import Any
 
 from PIL import Image  # matplotlib's own
 
+from experiments import first_numbers, verdicts
 from experiments.__main__ import MODULES, load
 from experiments.harness import Study, Table
 from experiments.harness.command import find_options
 from experiments.harness.report import COMMIT, LEFT, MADE, verdict
 from experiments.harness.sizes import NARROWED, reached, shortfalls, shown_size
 from experiments.harness.staleness import stale
-from experiments.pages import RESULTS, markdown, pages, with_table
+from experiments.pages import RESULTS, compared, markdown, pages, with_table
 from jaxeff.core import cell_text
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +62,7 @@ def page(content: Mapping[str, Any], name: str, figures: list[str]) -> str:
         figures: File names of its figures.
     """
     module, study = study_of(content["experiment"])
-    report = study.report(content)
+    thesis, report = not module.startswith("beyond."), study.report(content)
     size = "" if content["size"] == "default" else f" --{content['size']}"
     versions = ", ".join(f"{key} {value}" for key, value in content["versions"].items())
     blocks = [
@@ -79,10 +80,13 @@ def page(content: Mapping[str, Any], name: str, figures: list[str]) -> str:
             (c["name"], cell_text(c["source"]), cell_text(c["ours"]), verdict(c))
             for c in content["checks"]
         ]
-        blocks.append(f"## Checks\n\n{markdown(Table(('check', 'source', 'ours', ''), rows))}")
+        heads = ("check", compared(thesis), "ours", "")
+        blocks.append(f"## Checks\n\n{markdown(Table(heads, rows))}")
     if content["differences"]:
         told = "\n".join(f"- {line}" for line in content["differences"])
-        blocks.append(f"## What differs from the source\n\n{told}")
+        blocks.append(f"## {'What differs from the thesis' if thesis else 'To know'}\n\n{told}")
+    if any(re.search(r"\bthesis\b", block) for block in blocks):
+        blocks[1] += " *The thesis* is [B. Klein's](../sources.md)."
     return "\n\n".join(blocks) + "\n"
 
 
@@ -224,10 +228,13 @@ def listing() -> str:
 
 def write_lists() -> None:
     """Writes the list of kept runs, their entries in the navigation, and the tables of pages."""
-    LIST.write_text(re.sub(_MARKED, lambda _: listing(), LIST.read_text()))
+    kept = re.sub(_MARKED, lambda _: listing(), LIST.read_text())
+    LIST.write_text(verdicts.write(kept))
+    verdicts.draw()
     NAVIGATION.write_text(re.sub(_LISTED, lambda m: m[1] + navigation(), NAVIGATION.read_text()))
     for name in pages():
         (RESULTS / f"{name}.md").write_text(with_table(name))
+    first_numbers.write()
 
 
 def navigation() -> str:

@@ -417,6 +417,8 @@ def asks_for(entry: Entry, content: dict[str, Any]) -> bool:
         value = option.value(order.settings)
         if value != option.value(study.sizes[order.size]):
             wanted[option.path] = plain(value)
+        elif option.selects and value == () and content["config"].get(option.path[0]):
+            return False  # some of the tasks, where the entry asks for all
     for path, value in wanted.items():
         there: Any = content["config"]
         for name in path:

@@ -32,7 +32,7 @@ class Scene(NamedTuple):
         return (x - self.train[0].mean()) / self.train[0].std()
 
     def figures(self, parts: RegressionUncertainty) -> dict[str, float]:
-        """Computes the columns of the source's table from what is predicted at `x`."""
+        """Computes the columns of the thesis' table from what is predicted at `x`."""
         std, doubt = jnp.sqrt(parts.aleatoric), jnp.sqrt(parts.epistemic)
         decompositions = {
             "mse_prediction": unc.prediction_mse(parts.mean, self.target, self.inside),

@@ -45,7 +45,7 @@ PROCESSORS = (HERE, *MODELLED)
 FASTER = 1.1
 """Throughput over the whole network's that isn't the timings' noise."""
 COMPETITIVE = 0.02
-"""Of accuracy, that may be lost; ours, for the source gives none."""
+"""Of accuracy, that may be lost; ours, for the thesis gives none."""
 FLOAT = 32
 
 
@@ -272,7 +272,7 @@ TABLES = (
     ),
 )  # fmt: skip
 DIFFERENCES = (
-    "the source's networks are WRNs of CIFAR-10; `config` says what ours is and how long it was "
+    "the thesis' networks are WRNs of CIFAR-10; `config` says what ours is and how long it was "
     "trained. A ResNet-8 (the fast size's) has as many stages, activations after its convolutions, "
     "and all its batch norms folded",
     "of a WRN, batch norms that follow a convolution alone are folded into it; those of a sum are "
@@ -280,7 +280,7 @@ DIFFERENCES = (
     "every layer but the last loses the same share of its channels, those of least magnitude, and "
     "is trained for as long again, the whole network too; the first and the last layer have 8 "
     "bits, ranges of activations are measured once",
-    "the source's quantized kernels are bit-serial; ours multiply bytes, and count bits where few "
+    "the thesis' quantized kernels are bit-serial; ours multiply bytes, and count bits where few "
     "make that faster",
     "no board is at hand: the A72 and the A53 are static models of the kernels' main loops, which "
     "is an upper bound of speed; what is measured is this processor's",

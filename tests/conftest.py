@@ -85,7 +85,7 @@ yet, and what runs whole programs of a user (`documents`, `experiments`, `export
 QUICK = STRICT | {"bayes", "documents", "experiments", "moment_propagation", "processes"}
 """Rooms whose tests compile far longer than they compute."""
 
-MEMORY = 2_500_000_000
+MEMORY = 4_500_000_000
 """Bytes of a worker above which it forgets its programs before the next module."""
 
 # No deadline: a busy machine fails no test.
@@ -93,6 +93,10 @@ settings.register_profile(
     "ours", derandomize=not os.environ.get("JAXEFF_RANDOM_TESTS"), deadline=None
 )
 settings.load_profile("ours")
+
+# Collecting makes hundreds of thousands of objects that stay, and JAX is told of every collection:
+# a quarter of its time, until `pytest_collection_finish` freezes them.
+gc.disable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
@@ -106,6 +110,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 def _room(request: pytest.FixtureRequest) -> str:

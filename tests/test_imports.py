@@ -3,7 +3,12 @@
 import subprocess
 import sys
 
+import jax
 import pytest
+
+from jaxeff.core import optional
+from jaxeff.data import _formats, two_moons
+from jaxeff.reporting import _page
 
 JAX = {"flax", "jax", "jaxeff", "numpy", "tvm"}
 HELP = (
@@ -60,3 +65,26 @@ def test_without_distrax_the_rest_works_and_the_way_out_is_named():
     run = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True)
     assert "pip install 'jaxeff[distrax]'" in run.stdout, run.stderr
     assert "cannot import name 'Nothing' from 'jaxeff.photonics'" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "needs", "extra"),
+    [
+        ("sklearn.datasets", lambda: two_moons(jax.random.key(0), 20), "data"),
+        ("sklearn.datasets", _formats.digits, "data"),
+        ("sklearn.datasets", _formats.digits_ood, "data"),
+        ("jinja2", lambda: _page._rendered("page.html", None), "report"),
+        ("matplotlib", lambda: _page._figure(lambda axes: None, ""), "report"),
+    ],
+)
+def test_an_extra_that_is_missing_is_named(monkeypatch, module, needs, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"optional: pip install 'jaxeff\[{extra}\]'"):
+        needs()
+
+
+def test_what_an_optional_module_lacks_itself_is_said_as_it_is(monkeypatch, tmp_path):
+    (tmp_path / "half_installed.py").write_text("import gone_with_the_wind\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'gone_with_the_wind'"):
+        optional("half_installed", "a test", "none")

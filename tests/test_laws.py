@@ -2,7 +2,10 @@
 
 import functools
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +22,7 @@ from jaxeff.noise import Additive, Multiplicative
 from jaxeff.photonics import ChaoticLight
 from jaxeff.pruning import Plan, PlanError
 
+ROOT = Path(__file__).parents[1]
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
 
@@ -77,8 +81,10 @@ def gaussian(params):
 def moments(f):
     """Moments of random weights, as a function of plain ones."""
 
+    of_random = jaxeff.moments(f, method="diagonal")
+
     def g(*args):
-        return jaxeff.moments(f)(*(gaussian(a) if isinstance(a, dict) else a for a in args))
+        return of_random(*(gaussian(a) if isinstance(a, dict) else a for a in args))
 
     return g
 
@@ -249,20 +255,13 @@ def test_jit_equals_eager_and_traces_once(name):
     assert_same(out, transform.eager(F, KEY, PARAMS, X), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
-@every
-def test_no_tracer_outlives_its_trace(name):
-    # Here and not everywhere: the check collects garbage after every trace, and the laws reach all
-    # that a transform does while a function is traced.
-    transform = TRANSFORMS[name]
-
-    def loss(key, params, x):
-        return sum(jnp.sum(v**2) for v in jax.tree.leaves(transform.eager(F, key, params, x)))
-
-    with jax.checking_leaks():
-        jax.jit(jax.grad(loss, 1))(KEY, PARAMS, X)
-        jax.jit(jax.vmap(loss, (0, None, None)))(jax.random.split(KEY, 2), PARAMS, X)
-        jax.jit(functools.partial(transform.eager, under_scan(F)))(KEY, PARAMS, X)
+@pytest.mark.process
+def test_no_tracer_outlives_its_trace():
+    """In a process of its own: the check collects garbage after every trace, of all that it has."""
+    command = [sys.executable, "-m", "tests.leaks"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == list(TRANSFORMS)
 
 
 @every
@@ -410,6 +409,65 @@ def test_transforms_compose_and_names_survive(outer, inner):
         assert (np.asarray(out.var) >= 0).all()
 
 
+def matchable(f, *arguments):
+    return [layer.site for layer in jaxeff.trace(f, *arguments).sites if layer.is_matchable]
+
+
+EVERYWHERE = {
+    "noisy": lambda f: functools.partial(jaxeff.noisy(f, {"*": Additive(0.3)}), KEY),
+    "noisy at inputs": lambda f: functools.partial(
+        jaxeff.noisy(f, {"*": Multiplicative(0.3, at="input")}), KEY
+    ),
+    "quantized": lambda f: jaxeff.quantized(f, {"*": Int(6, at="output")}),
+    # The linear method differentiates: the way back has sites of its own, as under `jax.grad`.
+    "moments": lambda f: (
+        lambda *a: jaxeff.moments(f, noise={"*": Additive(0.3)}, method="diagonal")(*a)
+    ),
+    "draws": lambda f: functools.partial(
+        jaxeff.noise.monte_carlo(jaxeff.noisy(f, {"*": Additive(0.3)}), 2), KEY
+    ),
+}
+
+
+@pytest.mark.parametrize("inside", ["plain", "vmap", "scan"])
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_what_a_transform_adds_at_any_site_is_no_site(name, inside):
+    if (name, inside) == ("moments", "scan"):
+        pytest.skip("noise is drawn anew in every step, which moments don't follow")
+    f = {
+        "plain": F,
+        "vmap": lambda p, x: jax.vmap(lambda row: F(p, row[None]))(x),
+        "scan": under_scan(F),
+    }[inside]
+    once = EVERYWHERE[name](f)
+    assert matchable(once, PARAMS, X) == matchable(f, PARAMS, X)
+    if name != "moments":
+        assert matchable(EVERYWHERE[name](once), PARAMS, X) == matchable(f, PARAMS, X)
+        assert matchable(EVERYWHERE["noisy"](once), PARAMS, X) == matchable(f, PARAMS, X)
+
+
+def test_noise_of_noise_everywhere_has_the_sum_of_their_variances():
+    def f(params, x):
+        return x @ params["w"]
+
+    def star(deviation):
+        return {"*": Additive(deviation)}
+
+    inner = functools.partial(jaxeff.noisy(f, star(0.3)), KEY)
+    outer = jaxeff.noisy(inner, star(0.4))
+    arguments = {"w": jnp.eye(3)}, jnp.ones((20_000, 3))
+    y = outer(jax.random.key(1), *arguments)
+    var, count = 2 * (0.3**2 + 0.4**2), y.size
+    assert abs(y.var() - var) < 5 * var * np.sqrt(2 / count)  # at the input and the product
+
+
+def test_an_input_that_is_read_besides_keeps_a_site():
+    def both(params, x):
+        return jaxeff.noisy(F, {"input": Additive(0.3)})(KEY, params, x) + x.sum()
+
+    assert [s for s in jaxeff.sites(both, PARAMS, X) if "input" in s] == ["input_1", "input"]
+
+
 BLOCK = {"block": {"w1": jnp.eye(8), "b1": jnp.ones(8), "w2": jnp.ones((8, 8))}}
 
 
@@ -464,6 +522,7 @@ def test_an_unknown_primitive_meeting_a_random_value_is_named(primitive, functio
 
     params = {"fc": {"w": jnp.eye(4)}}
     x = jnp.ones((4, 4))
-    np.testing.assert_array_equal(jaxeff.moments(f)(params, x).mean, f(params, x))
+    diagonal = jaxeff.moments(f, method="diagonal")
+    np.testing.assert_array_equal(diagonal(params, x).mean, f(params, x))
     with pytest.raises(NotImplementedError, match=primitive):
-        jaxeff.moments(f)(gaussian(params), x)
+        diagonal(gaussian(params), x)

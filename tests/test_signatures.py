@@ -47,6 +47,7 @@ EXCEPTIONS = {
     "jaxeff.program.evaluate": "key and values are those of the evaluated call",
     "jaxeff.program.interpret": "key, args and kwargs are those of the transformed call",
     "jaxeff.program.interpret_sites": "key, args and kwargs are those of the transformed call",
+    "jaxeff.training.converge_batch_stats": "the key is optional: only some networks draw",
     "jaxeff.program.plain_rule": "a rule: a layer, and the key and values of its call",
 }
 """Functions that have another order, and why."""

@@ -1,5 +1,7 @@
 """Results show a summary of themselves, on a console and in a notebook."""
 
+import sys
+import types
 from html.parser import HTMLParser
 
 import jax
@@ -188,8 +190,17 @@ def test_chains_go_to_arviz(thin):
     np.testing.assert_array_equal(data.sample_stats["lp"], kept)
 
 
+def test_chains_go_to_arviz_from_version_1_on(monkeypatch):
+    """Its `from_dict` takes the groups as one argument."""
+    later = types.SimpleNamespace(from_dict=lambda data, *, name=None: data)
+    monkeypatch.setitem(sys.modules, "arviz", later)
+    data = chains().to_arviz()
+    assert set(data) == {"posterior", "sample_stats"}
+    np.testing.assert_array_equal(data["posterior"]["fc.kernel"], DRAWS.random["fc/kernel"])
+
+
 def test_arviz_is_asked_for_where_it_is_missing(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "arviz", None)
+    monkeypatch.setitem(sys.modules, "arviz", None)
     with pytest.raises(ImportError, match=r"pip install 'jaxeff\[arviz\]'"):
         chains().to_arviz()
 

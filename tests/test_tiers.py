@@ -83,6 +83,11 @@ def test_a_slow_test_is_listed_and_fails_where_that_is_asked_for(tmp_path, monke
     assert done.returncode == 1
     assert "1 failed, 3 passed" in done.stdout
     assert "more than 2 times its limit of 0.05 s" in done.stdout
+    # A time that is over at once: the other tier isn't begun, and that is said.
+    done = run("--minutes", "0")
+    assert done.returncode == 0, done.stdout
+    assert "3 passed, 1 skipped" in done.stdout
+    assert "1 tests outside the default tier were not run: the 0 minutes" in done.stdout
 
 
 @pytest.mark.process

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -52,7 +53,7 @@ def source(tmp_path_factory):
     ignored = shutil.ignore_patterns("__pycache__")
     for package in PACKAGES.values():
         shutil.copytree(package, folder / package.relative_to(ROOT), ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"):
         shutil.copy(ROOT / name, folder)
     return folder
 
@@ -65,6 +66,16 @@ def wheel(source, tmp_path_factory):
     build = ("wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
     execute(*pip, *build, "--wheel-dir", folder, source, cwd=folder)
     (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def archive(source, tmp_path_factory):
+    """A source archive of it."""
+    folder = tmp_path_factory.mktemp("archive")
+    build = f"from hatchling.build import build_sdist; build_sdist({str(folder)!r})"
+    execute(sys.executable, "-c", build, cwd=source)
+    (path,) = folder.glob("*.tar.gz")
     return path
 
 
@@ -88,6 +99,51 @@ def test_every_file_of_the_packages_is_in_it(wheel):
     assert held == there
     assert {"jaxeff/py.typed", "jaxeff_export/py.typed"} < held
     assert any(name.endswith("/instrument.c") for name in held)
+
+
+@pytest.mark.process
+def test_the_source_archive_makes_the_same_wheel(archive, wheel, tmp_path):
+    with tarfile.open(archive) as members:
+        members.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    assert {each.name for each in source.iterdir()} == {
+        "jaxeff", "export", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md",
+        "CITATION.cff", "PKG-INFO",
+    }  # fmt: skip
+    build = f"from hatchling.build import build_wheel; build_wheel({str(tmp_path)!r})"
+    execute(sys.executable, "-c", build, cwd=source)
+    (again,) = tmp_path.glob("*.whl")
+    names, others = (set(zipfile.ZipFile(path).namelist()) for path in (again, wheel))
+    assert names == others
+
+
+def test_it_says_who_made_it_and_where_the_methods_are(installed):
+    (information,) = installed.glob("*.dist-info")
+    said = metadata.PathDistribution(information).metadata
+    assert said["Author"] == "The jaxeff authors"
+    assert said["Author"] in (ROOT / "CITATION.cff").read_text()
+    urls = [each.partition(", ")[2] for each in said.get_all("Project-URL")]
+    sources = (ROOT / "docs" / "results" / "sources.md").read_text()
+    assert urls
+    assert all(f"({url})" in sources for url in urls)
+
+
+@pytest.mark.process
+def test_it_works_without_any_extra(installed, tmp_path):
+    """What `package` in the Makefile tries in an environment that has no extra."""
+    extras = {
+        requirement.partition(">")[0].partition("=")[0].partition("[")[0].replace("-", "_")
+        for requirement in metadata.requires("jaxeff")
+        if "extra ==" in requirement
+    }
+    modules = {"apache_tvm": "tvm", "scikit_learn": "sklearn", "apache_tvm_ffi": "tvm_ffi"}
+    blocked = {modules.get(name, name) for name in extras}
+    needed = {"jaxeff", "numpy", "psutil"}  # psutil comes with Flax's checkpoints too
+    script = f"import sys; sys.modules.update(dict.fromkeys({sorted(blocked - needed)!r}))\n" + (
+        ROOT / ".ci" / "try.py"
+    ).read_text().replace('== "site-packages"', "is not None")
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(installed)}
+    execute(sys.executable, "-c", script, cwd=tmp_path, **quick)
 
 
 def test_the_version_is_said_in_one_place(wheel, installed):

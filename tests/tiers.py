@@ -5,6 +5,8 @@ the others out, ``pytest -m ""`` runs everything. What takes more CPU time than 
 listed at the end of a run, and passes: on a busy machine the same test takes several times as long.
 ``--cpu-limit FACTOR`` makes it fail above that many times the limit, and lists the rooms at the
 end: their tests, CPU seconds and compilations. `.ci/run` asks for it; `--cpu-times` lists them too.
+``--minutes M`` begins no test outside the default tier once so many minutes are over, and says how
+many that were: with an empty cache of compiled programs a machine may take twice as long as CI has.
 """
 
 import contextlib
@@ -14,7 +16,7 @@ import resource
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from time import process_time
+from time import monotonic, process_time
 
 import jax
 import pytest
@@ -184,6 +186,31 @@ class CpuTimes:
                 )
 
 
+class TimeLimit:
+    """Skips what isn't in the default tier once a run's time is over, and says so.
+
+    Args:
+        minutes: Minutes from now.
+    """
+
+    def __init__(self, minutes: float) -> None:
+        self.end = monotonic() + 60 * minutes
+        self.reason = f"not run: the {minutes:g} minutes of this run are over"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skips a test that is too late."""
+        if monotonic() > self.end and MARKERS & {mark.name for mark in item.iter_markers()}:
+            pytest.skip(self.reason)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Counts what wasn't run."""
+        skipped = terminalreporter.stats.get("skipped", [])
+        late = sum(self.reason in str(report.longrepr) for report in skipped)
+        if late:
+            terminalreporter.section(f"{late} tests outside the default tier were {self.reason}")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Offers the record of CPU times, and their limit."""
     parser.addoption("--cpu-times", type=Path, metavar="FILE", help="gets CPU seconds")
@@ -191,9 +218,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cpu-limit", type=float, metavar="FACTOR",
         help="fail tests that take more CPU time than this many times their limit",
     )  # fmt: skip
+    parser.addoption(
+        "--minutes", type=float, metavar="MINUTES",
+        help="begin no test outside the default tier once so many minutes are over",
+    )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Times every test, by CPU."""
     times = CpuTimes(config.getoption("cpu_times"), config.getoption("cpu_limit"))
     config.pluginmanager.register(times, "cpu_times")
+    if (minutes := config.getoption("minutes")) is not None:
+        config.pluginmanager.register(TimeLimit(minutes), "time_limit")

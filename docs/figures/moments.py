@@ -1,12 +1,11 @@
 """Draws the figures of the page on moments, from the library: `python docs/figures/moments.py`.
 
 Exact: the mean and deviation of a dense layer and its ReLU. Followed: what all positions share of a
-kernel, in a mean over them. Lost: what a residual stream shares, from the kept run of
-`experiments.beyond.residual_streams`.
+kernel, in a mean over them.
 """
 
 import argparse
-import json
+import hashlib
 from pathlib import Path
 
 import jax
@@ -18,8 +17,7 @@ import jaxeff
 from jaxeff import Gaussian, bayes
 
 HERE = Path(__file__).parent
-RUN = HERE.parent / "results" / "runs" / "residual_streams.json"
-MAIN, OTHER, THIRD = "#00798c", "#d1495b", "#edae49"
+MAIN, OTHER = "#00798c", "#d1495b"
 
 
 def draw_exact(axes, key, draws):
@@ -47,35 +45,18 @@ def draw_followed(axes, key, draws):
         y = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=names)
         return jax.nn.relu(y).mean((1, 2))
 
-    sides, lines = (2, 4, 8, 16), {"draws": [], "followed": [], "diagonal": []}
+    sides, lines = (2, 4, 8, 16), {"draws": [], "linear": [], "diagonal": []}
     for side in sides:
         x = 1 + 0.3 * jax.random.normal(key, (1, side, side, 1))
         lines["draws"].append(float(bayes.predict(key, f, weights, x, samples=draws).var(0).mean()))
-        lines["followed"].append(float(jaxeff.moments(f)(weights, x).var.mean()))
-        diagonal = jaxeff.moments(f, shared=False)(weights, x)
+        lines["linear"].append(float(jaxeff.moments(f, method="linear")(weights, x).var.mean()))
+        diagonal = jaxeff.moments(f, method="diagonal")(weights, x)
         lines["diagonal"].append(float(diagonal.var.mean()))
-    styles = {"draws": ("k", "o"), "followed": (MAIN, "-"), "diagonal": (OTHER, "--")}
+    styles = {"draws": ("k", "o"), "linear": (MAIN, "-"), "diagonal": (OTHER, "--")}
     for name, values in lines.items():
         color, style = styles[name]
         axes.loglog([side**2 for side in sides], values, style, color=color, label=name)
     axes.set(xlabel="positions that a kernel is applied at", ylabel="variance of their mean")
-    axes.legend(frameon=False)
-
-
-def draw_lost(axes):
-    """Draws which share of the variance a state of the residual stream keeps."""
-    rows = [r for r in json.loads(RUN.read_text())["rows"] if r["part"] == "states"]
-    rows = [r for r in rows if r["noise"] == "3 %"]
-    states = list(dict.fromkeys(r["state"] for r in rows))
-    for network, color in zip(("ViT", "decoder", "encoder"), (MAIN, OTHER, THIRD), strict=True):
-        ratio = {r["state"]: r["ratio"] for r in rows if r["network"] == network}
-        axes.plot([ratio[s] for s in states], range(len(states)), "o", color=color, label=network)
-    axes.axvspan(0.8, 1.25, color="k", alpha=0.08)
-    axes.set_yticks(range(len(states)), states)
-    axes.invert_yaxis()
-    axes.set(xscale="log", xlabel="variance over that of draws, median")
-    axes.set_xticks([0.1, 0.2, 0.5, 1], ["0.1", "0.2", "0.5", "1"], minor=False)
-    axes.set_xticks([], minor=True)
     axes.legend(frameon=False)
 
 
@@ -85,21 +66,20 @@ def main():
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the figures")
     given = parser.parse_args()
+    drawn_by = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     key = jax.random.key(0)
     plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10})
     for name, rows, size in (
         ("exact", 2, (6, 4)),
         ("followed", 1, (6, 3.4)),
-        ("lost", 1, (7, 3.4)),
     ):
         figure, axes = plt.subplots(rows, 1, figsize=size, layout="constrained")
         if name == "exact":
             draw_exact(axes, key, given.draws)
-        elif name == "followed":
-            draw_followed(axes, key, given.draws)
         else:
-            draw_lost(axes)
-        figure.savefig(given.output / f"moments_{name}.png", dpi=130)
+            draw_followed(axes, key, given.draws)
+        path = given.output / f"moments_{name}.png"
+        figure.savefig(path, dpi=130, metadata={"Source": drawn_by})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from experiments.activations import findings, network, recipe, scenes, trials
 from experiments.harness import Found, Part, Run, Study, without_curves
 
 DIFFERENCES = (
-    "the source gives neither regimes, gaps, counts nor the evaluation grid of the noisy sine, nor "
+    "the thesis gives neither regimes, gaps, counts nor the evaluation grid of the noisy sine, nor "
     "the size, noise and out-of-domain quantile of the moons; ours are in `config`",
     "its prior is not given; ours, the same for all, has standard deviation 1 for biases, 1.4 for "
     "the first layer's weights and 0.5 (sine, inputs standardised) or 1 (moons) for the others'",
@@ -37,8 +37,9 @@ DIFFERENCES = (
 
 
 def _with_scenes(run: Run[recipe.Settings], found: Found) -> Found:
-    """Moves curves to the arrays, with the data behind them, and compares with the source."""
-    rows, _, arrays = without_curves(found, lambda row: f"{row['table']}/{row['activation']}")
+    """Moves curves to the arrays, with the data behind them, and compares with the thesis."""
+    each = without_curves(found, lambda row: f"{row['table']}/{row['activation']}")
+    rows, arrays = findings.over_sets(each.rows), each.arrays
     sine, moons = scenes.sine(run.settings, run.seed), scenes.moons(run.settings, run.seed)
     known: dict[str, Any] = {f"sine/{k}": v for k, v in sine._asdict().items() if k != "train"}
     known |= {"moons/first": moons.grid[0], "moons/second": moons.grid[1]}
@@ -46,12 +47,20 @@ def _with_scenes(run: Run[recipe.Settings], found: Found) -> Found:
     for name, (x, y) in (("sine", sine.train), ("moons", moons.train)):
         known |= {f"{name}/train x": x, f"{name}/train y": y}
     arrays |= {name: np.asarray(value) for name, value in known.items()}
-    return Found(rows, {"hidden": network.HIDDEN, "rankings": findings.comparisons(rows)}, arrays)
+    extra = {"hidden": network.HIDDEN, "rankings": findings.comparisons(rows)}
+    if run.settings.moons_sets > 1:
+        extra["sets"] = each.rows
+    return Found(rows, extra, arrays)
+
+
+def _tasks(run: Run[recipe.Settings]) -> list[tuple[Any, ...]]:
+    """What is to be inferred, with the number of draws; of the first data set if none is said."""
+    samples = [(trial, run.settings.how(trial).samples) for trial in run.settings.plan()]
+    return [(*trial[:3], n, *([trial.drawn] if trial.drawn else [])) for trial, n in samples]
 
 
 PART = Part[recipe.Settings, tuple[Any, ...]](
-    lambda run: [(*trial, run.settings.how(trial).samples) for trial in run.settings.plan()],
-    lambda run, task: [trials.infer(recipe.Trial(*task[:-1]), run)],
+    _tasks, lambda run, task: [trials.infer(recipe.Trial(*task[:3], *task[4:]), run)]
 )
 STUDY = Study(
     "activations", __doc__, recipe.SIZES,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from experiments.activations.network import LEARNED, NAMES, Scales
 from experiments.activations.source import MOONS
-from experiments.harness import SELECTS, Count, Least, choose
+from experiments.harness import ADDED, SELECTS, SIZELESS, Count, Least, choose
 from experiments.sines import MARGIN
 from jaxeff.data import NOISE
 from jaxeff.uncertainty import OOD_QUANTILE
@@ -28,9 +28,10 @@ class Trial(NamedTuple):
     task: Task
     method: Method
     activation: str
+    drawn: int = 0  # which data set: the seed's, or the one so many seeds later
 
     def __str__(self) -> str:
-        return "-".join(self)
+        return "-".join(self[:3]) + (f"-{self.drawn}" if self.drawn else "")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Variational:
     """
 
     pretrain_epochs: int  # epochs of the point estimate, from which SVI starts
-    epochs: int  # epochs of SVI (the source: 500)
+    epochs: int  # epochs of SVI (the thesis: 500)
     rate: float = 5e-3  # learning rate of Adam
     batch_size: int = 50  # points per training step
     kl: float = 0.25  # final weight of the annealed KL term
@@ -71,10 +72,10 @@ class Variational:
 class Settings:
     """Everything the figures depend on."""
 
-    sine_activations: tuple[str, ...]  # sampled on the noisy sine (the source: 27)
-    moons_activations: tuple[str, ...]  # inferred on two moons (the source's representative ten)
-    sine: Sampling  # NUTS on the noisy sine (the source: 1000 + 1000 iterations)
-    moons: Sampling  # NUTS on two moons (the source: 2000 + 2000)
+    sine_activations: tuple[str, ...]  # sampled on the noisy sine (the thesis: 27)
+    moons_activations: tuple[str, ...]  # inferred on two moons (the thesis' representative ten)
+    sine: Sampling  # NUTS on the noisy sine (the thesis: 1000 + 1000 iterations)
+    moons: Sampling  # NUTS on two moons (the thesis: 2000 + 2000)
     svi: Variational  # SVI on two moons
     prior_start: Sampling  # NUTS on the noisy sine once more, all 27 from draws of the prior
     sine_margin: float = MARGIN  # how far the noisy sine is evaluated beyond the data
@@ -82,6 +83,8 @@ class Settings:
     moons_examples: int = 200  # training points
     moons_noise: float = NOISE  # their noise
     moons_test: int = 1500  # test points
+    # data sets, each with networks of its own; figures are their means, since ranks of one are luck
+    moons_sets: Annotated[int, Least(1), SIZELESS, ADDED] = 1
     moons_margin: float = 1.0  # how far the plane is evaluated beyond the training points
     moons_points: int = 40  # evaluation points along each axis
     # share of the training points that lie where is called out of domain
@@ -102,8 +105,13 @@ class Settings:
         ]  # fmt: skip
         trials = [
             Trial(task, method, name)
-            for task, method, names in kinds if self.task in (task, "all")
+            for task, method, names in kinds
+            if self.task in (task, "all")
             for name in names
+        ]
+        trials += [
+            trial._replace(drawn=drawn)
+            for drawn in range(1, self.moons_sets) for trial in trials if trial.task == "moons"
         ]  # fmt: skip
         there = list(dict.fromkeys(trial.activation for trial in trials))
         wanted = choose(self.only, there, "activation")

@@ -14,7 +14,7 @@ from jaxeff import uncertainty as unc
 from jaxeff.bayes import predict
 
 Judged = tuple[dict[str, float], dict[str, jax.Array]]
-"""The figures of the source's table, and the curves or maps of its figure."""
+"""The figures of the thesis' table, and the curves or maps of its figure."""
 
 
 class Moons(NamedTuple):

@@ -1,4 +1,4 @@
-"""The source's two tables, and what still differs between its set-up and ours."""
+"""The thesis' two tables, and what still differs between its set-up and ours."""
 
 from typing import NamedTuple
 

@@ -30,7 +30,8 @@ def infer(trial: Trial, run: Run[Settings]) -> Row:
     figures, curves = how(trial, jnp.asarray(network.NAMES.index(trial.activation)), run)
     row = {"table": f"{trial.task}-{trial.method}", "activation": trial.activation, **figures}
     seconds = time.perf_counter() - started
-    return row | _source(trial) | {"seconds": seconds, "curves": curves}
+    row |= _source(trial) | {"seconds": seconds}
+    return row | ({"drawn": trial.drawn} if trial.drawn else {"curves": curves})
 
 
 def _nuts(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
@@ -40,7 +41,11 @@ def _nuts(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
         sine, outputs, likelihood = scenes.sine(run.settings, run.seed), 1, "gaussian"
         train, points = (sine.inputs(sine.train[0]), sine.train[1]), sine.inputs(sine.x[:, None])
     else:
-        moons, outputs, likelihood = scenes.moons(run.settings, run.seed), 2, "categorical"
+        moons, outputs, likelihood = (
+            scenes.moons(run.settings, run.seed + trial.drawn),
+            2,
+            "categorical",
+        )
         train, points = moons.train, moons.points
     start_key, key = jax.random.split(run.key)
     params = network.start(start_key, outputs, 2)
@@ -115,7 +120,8 @@ def trained_starts(
 
 
 def _svi(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
-    settings, known = run.settings.how(trial), scenes.moons(run.settings, run.seed)
+    settings = run.settings.how(trial)
+    known = scenes.moons(run.settings, run.seed + trial.drawn)
     start_key, fit_key, svi_key, key = jax.random.split(run.key, 4)
     # Each training is compiled anew, so for this function alone.
     f = network.single(trial.activation, settings.kernel_scales)
@@ -154,7 +160,7 @@ def _mixing(
 
 
 def _source(trial: Trial) -> dict[str, float]:
-    """The source's numbers, under the names of ours."""
+    """The thesis' numbers, under the names of ours."""
     theirs: dict[str, float] = {}
     if trial.task == "sine" and trial.activation in SINE:
         theirs = SINE[trial.activation]._asdict()

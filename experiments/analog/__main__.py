@@ -6,14 +6,14 @@
    over the number of active rows (Klein's thesis, figure 5.6);
 2. whether the order of a sum's terms matters, and what a transformer that knows it gains over one
    that doesn't, with order-free chips as the control (section 5.4);
-3. retraining by every strategy of the source: digital, quantized, noisy, through the white box with
+3. retraining by every strategy of the thesis: digital, quantized, noisy, through the white box with
    and without (growing) noise, with the chip in the loop, and combinations (table 5.1), on digits
    and on spoken words;
 4. the same through transformers of every column, with and without the order of events
    (tables 5.2 and 5.3).
 
 No chip is at hand. Those here are synthetic (`jaxeff.analog_hardware.Chip`), published before
-any network was trained on them: the order of results can be compared with the source's, its numbers
+any network was trained on them: the order of results can be compared with the thesis', its numbers
 can't.
 Source: Klein's thesis, chapter 5.
 """
@@ -29,16 +29,18 @@ DIFFERENCES = (
     "every chip is synthetic: BrainScaleS-2 was not at hand, and absolute accuracies mean nothing",
     "images of digits stand in for the full Speech Commands, of which only the test recordings are "
     "at hand; keyword spotting is trained on four fifths of their speakers",
-    "the source's 300 epochs of retraining are a tenth or fewer (`config` says), and the short "
+    "the thesis' 300 epochs of retraining are a tenth or fewer (`config` says), and the short "
     "loops the same shares",
-    "hidden layers are narrower than the source's 1024 and 128 but at full size; those of the "
+    "hidden layers are narrower than the thesis' 1024 and 128 but at full size; those of the "
     "digits were chosen among four by how far the plain network falls, before any retraining",
     "the white box has the factors of the synthetic chips' own circuits, so it is well specified "
-    "by construction; chips of circuits have the form of no model. The source's table is free, its "
+    "by construction; chips of circuits have the form of no model. The thesis' table is free, its "
     "chip real",
     "sizes of the chips' effects were chosen so that order matters; whether it does is no finding",
-    "'permuted' and 'non-ordered' permute all vectors alike, as the source says",
-    "the sequence models are of two columns of a chip and 32 events, not of 256 and all rows; "
+    "the thesis permutes all vectors alike and says that this destroys their order; positions that "
+    "are learnt find it again, so order is judged against one shuffled anew for every vector and "
+    "against none, and networks' non-ordered model has none",
+    "the sequence models are of a few columns of a chip and 32 events, not of 256 and all rows; "
     "networks are trained through models of a whole small array, on digits of 8 by 8 pixels",
 )
 

@@ -17,7 +17,7 @@ from experiments.analog.training import GAIN, Problem, Trainer, small_images
 from experiments.harness import Row, Run
 from jaxeff import analog_hardware as hardware
 
-POSITIONS = ("time", "permuted")
+POSITIONS = ("time", "permuted", "shuffled", "none")
 ACTIVE = (8, 16, 32, 64, 128)
 ORDERED_CHIP, ORDER_FREE, CIRCUITS = "synthetic", "synthetic, order-free", "circuits"
 MODELS: dict[str, Callable[..., Any]] = {
@@ -85,7 +85,9 @@ def orders(run: Run[Settings]) -> list[Row]:
         chip = make(task["device"], task["form"] == ORDERED_CHIP)
         keys = jax.random.split(jax.random.fold_in(run.key, 3), 3)
         effect = hardware.order_effect(keys[0], chip)
-        events = hardware.measure_events(keys[1], chip, columns=2, programs=settings.event_programs)
+        events = hardware.measure_events(
+            keys[1], chip, columns=settings.order_columns, programs=settings.event_programs
+        )
         train, test = events.split()
         row: Row = {
             "kind": "order", **task, "rms": effect.rms, "control": effect.control,
@@ -96,15 +98,23 @@ def orders(run: Run[Settings]) -> list[Row]:
                 keys[2], train, position=position, epochs=settings.event_epochs, progress=False
             )
             row[f"mse_{position}"] = float(jnp.mean(model.error(test)))
-        return [row | {"mse_ratio": row["mse_time"] / row["mse_permuted"]}]
+        destroyed = {f"ratio_{p}": row["mse_time"] / row[f"mse_{p}"] for p in POSITIONS[1:]}
+        return [row | destroyed]
 
     forms, devices = (ORDERED_CHIP, ORDER_FREE), settings.chips[: settings.order_chips]
     return run.each(
-        [{"task": "order", "device": d, "form": f} for d in devices for f in forms], one
+        [
+            {"task": "order, destroyed", "device": d, "form": f, "columns": settings.order_columns}
+            for d in devices
+            for f in forms
+        ],
+        one,
     )
 
 
-KNOWN = {"ordered": "time", "non-ordered": "permuted"}
+KNOWN = {"ordered": "time", "non-ordered": "none"}
+"""What models know of time. Times that are permuted alike still tell the order, to positions that
+are learnt; on a crossbar none at all is what is left of it once it is destroyed."""
 WIDTH, HEADS = 8, 1
 """Of the transformers: smaller than where they are judged alone, for there is one per column."""
 
@@ -124,7 +134,7 @@ def sequences(run: Run[Settings]) -> list[Row]:
             )
         ]
 
-    return run.keep({"task": "sequences"}, rows)
+    return run.keep({"task": "sequences", **KNOWN}, rows)
 
 
 def _networks(

@@ -1,4 +1,4 @@
-"""The source's numbers: accuracies in per cent, and its order of methods."""
+"""The thesis' numbers: accuracies in per cent, and its order of methods."""
 
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ SEQUENCES = {
 }
 """Klein's thesis, tables 5.2 and 5.3; without a model, all 350 epochs are in the loop.
 
-The non-ordered set sees all vectors permuted alike.
+The thesis permutes all vectors of the non-ordered set alike.
 """
 
 WHITE_BOX_STEP = 6.4

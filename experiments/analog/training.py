@@ -42,7 +42,7 @@ class Problem:
 
 
 class Trainer:
-    """Trains and tests by every strategy of the source, on some chips at once.
+    """Trains and tests by every strategy of the thesis, on some chips at once.
 
     What a strategy starts from is kept in a file, so that a run which was killed goes on.
     """
@@ -175,7 +175,7 @@ class Trainer:
         longer = max(1, round(retrain / 6))
         after["loop, longer"] = self.trained("loop, longer", "loop", after["loop"], longer)
         add("loop, longer", None, retrain + longer)
-        # The source's shortest loop: one epoch, whatever the retraining takes.
+        # The thesis' shortest loop: one epoch, whatever the retraining takes.
         one = "representation + one epoch"
         after[one] = self.trained(one, "loop", after["representation, incremental"], 1)
         add(one, None, retrain + 1)

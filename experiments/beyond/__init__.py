@@ -1,1 +1,1 @@
-"""Studies that hold ours against nothing that the source shows; README.md says what goes here."""
+"""Studies of what the thesis doesn't show; README.md says what goes here."""

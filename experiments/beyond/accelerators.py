@@ -223,7 +223,7 @@ TABLES = (
     h.Listing("gains in accuracy, averaged over shares", ("device", "proxy", "same"), gains),
 )  # fmt: skip
 DIFFERENCES = (
-    "the source searches for a Raspberry Pi 4 that it measures; here cycles are formulas, of "
+    "the thesis searches for a Raspberry Pi 4 that it measures; here cycles are formulas, of "
     "layers that multiply alone: neither memories nor transfers between layers",
     "the knapsack is no agent: it needs formulas that are looked up, which these are",
     "shares are of 16-bit arithmetic, the widest that both accelerators have; bit operations have "

@@ -197,7 +197,7 @@ STUDY = h.Study(
     (h.Listing("photonic perceptrons by depth", ("training", "depth", "readings", *COLUMNS),
                MEANS),),
     differences=(
-        "the light is simulated by the Gaussian model, and noise floors are ours: the source "
+        "the light is simulated by the Gaussian model, and noise floors are ours: the thesis "
         "publishes neither photons nor electronics",
         "no layer normalizes and none has a shortcut, which a deep network would have",
         "learnt levels are asked for by the task alone, without a prior",

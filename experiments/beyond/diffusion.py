@@ -38,7 +38,7 @@ LEVELS = 100
 FEATURES = 8
 """What the denoiser is told of a level: sines and cosines of it."""
 KEPT, ANEW, MEMBERS = "draws, kept over steps", "draws, anew at every step", "members"
-MOMENTS, SHARED = "moments", "moments, correlations kept"
+MOMENTS, SHARED = "moments", "moments, linear"
 FAR = 0.25
 """Distance to the nearest training point, in deviations, beyond which a point is an error."""
 
@@ -162,7 +162,7 @@ def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
         weights = bayes.to_gaussians(posterior)
         passed = jax.jit(jaxeff.moments(sample))(weights, x)
         # A step adds a point and the noise found in it, which share all that is random.
-        shared = jax.jit(jaxeff.moments(sample, correlations=True))(weights, x)
+        shared = jax.jit(jaxeff.moments(sample, method="linear"))(weights, x)
         kept = jax.jit(lambda keys, x, sample=sample: jax.lax.map(
             lambda key: sample(bayes.draw(key, posterior), x), keys
         ))(keys, x)  # fmt: skip
@@ -225,7 +225,7 @@ STUDY = h.Study(
         claim("steps: {few}; deviation by moments over that by draws, octaves from one", "one",
               h.at_most(0.25)),
         claim("steps: {many}; the same", "all", h.at_most(0.25)),
-        claim("steps: {many}; the same with correlations kept", "shared", h.at_most(0.25)),
+        claim("steps: {many}; the same by the linear method", "shared", h.at_most(0.25)),
         claim("steps: {many}; the same of new weights at every step, a ratio", "anew",
               h.at_least(0.8)),
         claim("steps: {many}; rank correlation of deviations by these moments and by draws",
@@ -251,7 +251,7 @@ STUDY = h.Study(
         "two dimensions and a perceptron: no image is made",
         "the posterior is of a fixed set of noisy points, each four times, and its likelihood's "
         "deviation is the trained network's error",
-        "a moment pass without correlations takes a point and the noise found in it as "
+        "the diagonal pass takes a point and the noise found in it as "
         "independent, and weights as drawn anew at every step; draws that are kept are what a "
         "network with unknown weights is",
         "errors are distances to the nearest training point of points that one network makes",

@@ -143,8 +143,9 @@ def learnt(settings: Settings, key: Any) -> dict[str, Form]:
             lambda p, x: mixed(views(p, x)),
         ),
         HEADS: Form(fit(member_loss(g), heads), lambda p, x: mixed(g(p, x))),
-        MOMENTS: Form(posterior, passed(jaxeff.moments(net.f))),
-        CALIBRATED: Form(factors, passed(jaxeff.moments(net.f, shared=False))),
+        # Those that a bundle computes.
+        MOMENTS: Form(posterior, passed(jaxeff.moments(net.f, method="diagonal"))),
+        CALIBRATED: Form(factors, passed(jaxeff.moments(net.f, method="diagonal"))),
     }
     for count in settings.draws:
         drawn = [bayes.draw(k, posterior) for k in jax.random.split(key, count)]

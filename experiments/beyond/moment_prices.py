@@ -12,7 +12,7 @@ beside it. "XLA, dots alone" leaves what is around products to XLA's own loops, 
 `jax.jit`: its library of kernels takes entries of the fused rules one operation after another.
 There prices are over the network's time without the option. Passes are
 
-- diagonal: `moments(f, shared=False)`;
+- diagonal: `moments(f, method="diagonal")`;
 - calibrated: the same with static factors of `calibrate_moments` (a regression on the input adds
   its own price, of 256 rows a result: 1.5 times the U-Net, whose results are pixels);
 - calibrated, pooled: calibrated, with one variance per array, which takes a product less a layer;
@@ -104,7 +104,7 @@ def of_network(run: h.Run[Settings], task: tuple[str, str]) -> Iterable[h.Row]:
         run.key, f, posterior, x[:2], samples=4, form="static", progress=False
     )
     pooled = jax.tree.map(lambda p: Gaussian(p, NOISE**2 * jnp.var(p)), params)
-    diagonal = moments(f, shared=False)
+    diagonal = moments(f, method="diagonal")
     passes = {
         ALONE: (f, params), DIAGONAL: (diagonal, posterior), CALIBRATED: (diagonal, factors),
         POOLED: (diagonal, replace(factors, posterior=pooled)), DEFAULT: (moments(f), posterior),

@@ -214,7 +214,7 @@ STUDY = h.Study(
     ),
     (h.Listing("a transformer of one block", (*KEYS, *COLUMNS), MEANS),),
     differences=(
-        "light is simulated, and its floors are ours: the source publishes neither photons nor "
+        "light is simulated, and its floors are ours: the thesis publishes neither photons nor "
         "electronics; writing cells costs no time and no error",
         "norms, softmax and GELU are electronic, and so is every scale",
         "an electronic network has one reading, and its doubt is entropy",

@@ -13,7 +13,7 @@
    each tensor's own range (`int`) and by learned steps (`lsq`), beside the same written by hand.
 3. The seconds that `allocate_bits` takes for ResNet-18.
 
-The source searches bits per layer with one compiled model per policy (arXiv 2212.07818).
+The thesis searches bits per layer with one compiled model per policy (arXiv 2212.07818).
 """
 
 import functools

@@ -57,7 +57,7 @@ class Settings(Training):
     seeds: Annotated[int, Least(2)] = 10  # trainings of all of them
     epochs: Count = 60  # of a training
     draws: Annotated[int, Least(2)] = 30  # of weights, behind a prediction
-    divergence: float = 0.25  # weight of the divergence from the prior (the source's)
+    divergence: float = 0.25  # weight of the divergence from the prior (the thesis')
 
 
 class Choice(NamedTuple):
@@ -305,7 +305,7 @@ STUDY = h.Study(
         h.Listing("by activation and width", ("activation", "width", *MEASURES), BY_SHAPE),
     ),
     differences=(
-        "the source has no such search; every architecture is trained, so that no searcher's luck "
+        "the thesis has no such search; every architecture is trained, so that no searcher's luck "
         "is in what rewards choose",
         "layers without randomness have no prior, and the doubt of all is predictive entropy",
     ),

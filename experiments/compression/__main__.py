@@ -20,8 +20,8 @@ from experiments.compression.methods import FLOAT, METHODS, at_bits
 from experiments.harness import Kept, Row, Run, Study
 
 DIFFERENCES = (
-    "the source shows DenseNet-BC-100 on CIFAR-100, as a figure without numbers; here it is the "
-    "networks and data of `config`",
+    "the thesis shows DenseNet-BC-100 on CIFAR-100, as a figure without numbers; here it is the "
+    "networks and data of `config`, with `--densenet` a DenseNet-BC of 22 layers",
     "trainings are short and start at a trained float network; many papers train from scratch, all "
     "of them for longer",
     "all methods share one recipe (Adam, cosine); none has that of its paper, and none is tuned",
@@ -64,7 +64,7 @@ def _measure(
 STUDY = Study(
     "compression", __doc__, recipe.SIZES,
     (Kept[recipe.Settings](lambda run: classifiers.each(run, _tasks, _measure)),),
-    findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES,
+    findings.CLAIMS, findings.PLOTS, findings.TABLES, DIFFERENCES, recipe.settle,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """What is compressed, in how many bits, and how long it is trained."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from experiments import classifiers
 from experiments.compression.methods import METHODS
-from experiments.harness import SELECTS, Count, Least
+from experiments.harness import ADDED, SELECTS, SIZELESS, Count, Least
 
 Part = Literal["bits", "methods", "without training", "allocation"]
 PARTS: tuple[Part, ...] = ("bits", "methods", "without training", "allocation")
@@ -30,12 +30,14 @@ class Settings(classifiers.Settings):
         budgets: Bits of the uniform policies whose bit operations an allocator may spend.
         probes: Random directions behind a Hessian's trace.
         parts: Parts to run; all if none is given.
+        densenet: Whether a narrow DenseNet, the thesis' kind of network, stands in for all others.
     """
 
     rounding_steps: Count = 500
     budgets: tuple[Annotated[int, Least(2)], ...] = (3, 4)
     probes: Annotated[int, Least(2)] = 16
     parts: Annotated[tuple[Part, ...], SELECTS] = ()
+    densenet: Annotated[bool, SIZELESS, ADDED] = False
 
     def runs(self, subject: Subject, part: Part) -> bool:
         """Whether a part is to be run of a subject."""
@@ -86,3 +88,12 @@ SIZES = {
         batch_size=128, rounding_steps=5000, probes=100, calibration=1024,
     ),
 }  # fmt: skip
+
+DENSENET = Subject(
+    "densenet-22", "cifar-10", 20_000, 12, 2000, 2, 10_000, 2, (2, 3, 4, 8), (), ("bits",)
+)
+
+
+def settle(settings: Settings) -> Settings:
+    """Takes the DenseNet in place of a size's networks, where it is asked for."""
+    return replace(settings, subjects=(DENSENET,)) if settings.densenet else settings

@@ -7,10 +7,11 @@
 3. tells clean digits, ambiguous digits and Fashion-MNIST apart by softmax entropy (aleatoric) and
    mutual information (epistemic), for each of them and for the moment pass;
 4. sweeps the moment pass' calibration factor, to measure what it should be and find out where the
-   source's 0.3 and 0.4 come from;
+   thesis' 0.3 and 0.4 come from;
 5. asks how many weight samples it takes until uncertainties are those of many.
 
-``--lenet5-epochs 1000`` trains LeNet-5 for as long as ``--full`` does, and the rest as the default.
+``--lenet5-epochs 1000`` trains LeNet-5 for as long as ``--full`` does, and the rest as the default;
+``--mlp-epochs 1000 --normal`` does so with the MLP, under a second prior as well.
 ``--fast`` does it with the embedded digits. Training and chains can be killed and started again.
 Source: chapters 5 and 6 of the dissertation; arXiv 2511.23440.
 """
@@ -27,15 +28,19 @@ from experiments.dirty_mnist.recipe import Sets, Settings, load, split
 from experiments.dirty_mnist.training import Sampled, sample_mlp, train
 from experiments.harness import Found, Kept, Row, Run, Study, apart, without_curves
 
-CHAINS = "mlp mcmc"
+CHAINS = "mcmc"
 SHOWN = 1000
 """Images of each test set in the figure of both kinds of uncertainty."""
 
 
 def run(run: Run[Settings]) -> Found:
     """Trains, samples and evaluates everything, a posterior at a time."""
-    tasks = [*run.settings.svi, CHAINS]
-    rows = run.each(tasks, lambda task: _chains(run) if task == CHAINS else _posterior(run, task))
+    sampled = {f"{name} {CHAINS}": name for name in ("mlp", recipe.NORMAL)}
+    tasks = [*run.settings.svi, *(t for t, name in sampled.items() if name in run.settings.svi)]
+    rows = run.each(
+        tasks,
+        lambda task: _chains(run, sampled[task]) if task in sampled else _posterior(run, task),
+    )
 
     by = apart(rows)
     extra: dict[str, Any] = {
@@ -43,7 +48,7 @@ def run(run: Run[Settings]) -> Found:
         "trainings": {row.pop("network"): row for row in by["training"]},
     }  # fmt: skip
     if by["chains"]:
-        (extra["chains"],) = by["chains"]
+        extra["chains"], *extra["other_chains"] = by["chains"]
     return without_curves(Found(by["method"], extra), lambda row: row["method"])
 
 
@@ -68,17 +73,17 @@ def _posterior(run: Run[Settings], name: str) -> Iterator[Row]:
         yield from ({"of": kind, "network": name, **row} for row in results)
 
 
-def _chains(run: Run[Settings]) -> Iterator[Row]:
+def _chains(run: Run[Settings], name: str) -> Iterator[Row]:
     """Samples the MLP from its posterior by SVI, which is trained or read again."""
     sets = _sets(run)
-    chains = sample_mlp(train("mlp", sets, run), sets, run)
+    chains = sample_mlp(name, sets, run)
     said = _describe(chains)
-    yield {"of": "chains", **said}
-    run.say(f"{CHAINS}: evaluation")
+    yield {"of": "chains", **({} if name == "mlp" else {"network": name}), **said}
+    run.say(f"{name} {CHAINS}: evaluation")
     logits = evaluation.sampled_logits(
         split(run.key, "samples"), chains.f, chains.result.posterior, sets, None
     )
-    row = _method(CHAINS, evaluation.evaluate(logits, sets))
+    row = _method(f"{name} {CHAINS}", evaluation.evaluate(logits, sets))
     yield row | {name: said[name] for name in ("max_rhat", "converged")}
 
 
@@ -88,7 +93,7 @@ def _sets(run: Run[Settings]) -> Sets:
 
 
 def _method(method: str, outcome: evaluation.Outcome) -> Row:
-    """A method's figures beside the source's, and both uncertainties of some images."""
+    """A method's figures beside the thesis', and both uncertainties of some images."""
     curves = {
         f"{domain}/{kind}": [float(f"{value:.5g}") for value in np.asarray(values[:SHOWN])]
         for domain, parts in outcome.uncertainty.items()
@@ -123,12 +128,12 @@ STUDY = Study(
         "The ambiguous digits are made here by the published recipe; they are not the published "
         "ones.",
         "auroc_dirty is that of mutual information, clean and ambiguous digits (each image once) "
-        "against out-of-domain images, as in the source; auroc leaves the ambiguous ones out. All "
+        "against out-of-domain images, as in the thesis; auroc leaves the ambiguous ones out. All "
         "images are normalised by the clean digits' statistics.",
-        "'mlp' by SVI has the source's start, for a twentieth of its epochs at the default size; "
-        "its prior is ours. 'lenet5' starts at a point estimate, with a learning rate that falls "
-        "to 0.",
-        "What the source samples on, and for how long, is not known. 'mlp mcmc' are chains on the "
+        "'mlp' by SVI has the thesis' start, for a twentieth of its epochs at the default size; "
+        "its prior is ours, of fan-in, and 'mlp-normal' has unit normals. 'lenet5' starts at a "
+        "point estimate, with a learning rate that falls to 0.",
+        "What the thesis samples on, and for how long, is not known. 'mlp mcmc' are chains on the "
         "images of `config`, which start at draws of 'mlp', so near one mode; 'mlp-subset' is SVI "
         "on the same images.",
     ),

@@ -1,6 +1,6 @@
 """Accuracy, calibration and uncertainty of a method, from samples of its logits.
 
-Also by the calibration factor of the moment pass. The source scales
+Also by the calibration factor of the moment pass. The thesis scales
 the variances of all weights by 0.3 (MLP) or 0.4 (LeNet-5) before the moment pass and supposes that
 moment matching makes this necessary (Klein's thesis, section 8.3). Its released weights hold
 standard deviations as ``softplus(raw)``, and its released operators read their variances as
@@ -52,7 +52,7 @@ def sampled_logits(
 
 def gaussian_logits(f: Callable[..., Any], posterior: Any, sets: Sets) -> dict[str, Gaussian]:
     """Logits of a moment pass, by domain."""
-    propagate = jax.jit(jaxeff.moments(f))
+    propagate = jax.jit(jaxeff.moments(f, method="diagonal"))
     return {
         domain: unc.in_batches(lambda images: propagate(posterior, images), images, axis=-2)
         for domain, images in sets.test.items()
@@ -79,7 +79,7 @@ def figures(
 
     An ambiguous image counts once per label for accuracy, likelihood and calibration, and once for
     the AUROC. ``auroc_dirty`` is that of the mutual information, all digits against out-of-domain
-    images (the source's); ``auroc`` has clean digits alone in domain; ``auroc_aleatoric`` tells
+    images (the thesis'); ``auroc`` has clean digits alone in domain; ``auroc_aleatoric`` tells
     ambiguous from clean digits by the softmax entropy.
     """
     numbers: dict[str, Any] = {}
@@ -174,7 +174,7 @@ def over_draws(
 @partial(jax.jit, static_argnums=0)
 def _at_factors(f: Callable[..., Any], posterior: Any, factors: Array, images: Array) -> Gaussian:
     """Gaussian logits ``[factors, batch, classes]``, all factors in one program."""
-    propagate = jaxeff.moments(f)
+    propagate = jaxeff.moments(f, method="diagonal")
 
     # One after the other: convolutions vmapped over their weights' variances are slow on CPUs.
     def at(factor: Array) -> Gaussian:

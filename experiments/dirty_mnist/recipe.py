@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from experiments.harness import SELECTS, SIZELESS, Count, Least
+from experiments.harness import ADDED, SELECTS, SIZELESS, Count, Least
 from jaxeff import data
 from jaxeff.dirty_mnist import DirtyMNIST, Recipe, dirty_mnist
 
@@ -65,15 +65,18 @@ class Settings:
     data: Recipe = field(default_factory=Recipe)  # how the ambiguous digits are made, and of which
     ood: str = "fashion-mnist"  # out-of-domain data set
     images: Count = 10_000  # images of each test set at most
-    # The source's start and learning rate, for a twentieth of its epochs.
+    # The thesis' start and learning rate, for a twentieth of its epochs.
     # the posteriors, by name
     svi: dict[str, SVISettings] = field(default_factory=lambda: posteriors(50, 3000, 1e-3, (2, 16)))
     # epochs of LeNet-5's posterior, which `svi` then has; 0 for those of the size
     lenet5_epochs: Annotated[int, Least(0), SIZELESS] = 0
+    mlp_epochs: Annotated[int, Least(0), SIZELESS, ADDED] = 0  # the same of the MLP's
+    # whether the MLP is trained and sampled under a prior N(0, 1) of its weights as well
+    normal: Annotated[bool, SIZELESS, ADDED] = False
     mcmc: MCMCSettings = MCMCSettings()  # how the MLP is sampled
-    batch_size: Count = 100  # images per training step (the source's)
-    kl: float = 0.25  # final weight of the KL term (the source's)
-    samples: Annotated[int, Least(2)] = 100  # weight samples of the SVI predictions (the source's)
+    batch_size: Count = 100  # images per training step (the thesis')
+    kl: float = 0.25  # final weight of the KL term (the thesis')
+    samples: Annotated[int, Least(2)] = 100  # weight samples of the SVI predictions (the thesis')
     logit_samples: int = 100  # draws from the Gaussian logits of a moment pass
     # numbers of weight samples, and images of each test set, of the figure over samples
     draws: tuple[Annotated[int, Least(1)], ...] = (1, 2, 3, 5, 10, 30, 100, 300)
@@ -108,12 +111,19 @@ SIZES = {
 }
 
 
+NORMAL = "mlp-normal"
+"""The MLP's posterior under a prior of unit normals, which the thesis doesn't rule out."""
+
+
 def settle(settings: Settings) -> Settings:
-    """Trains LeNet-5's posterior for as many epochs as are asked for."""
-    if not settings.lenet5_epochs:
-        return settings
-    longer = replace(settings.svi["lenet5"], epochs=settings.lenet5_epochs)
-    return replace(settings, svi={**settings.svi, "lenet5": longer})
+    """Trains posteriors for as many epochs as are asked for, and those of another prior."""
+    svi = dict(settings.svi)
+    for name, epochs in (("lenet5", settings.lenet5_epochs), ("mlp", settings.mlp_epochs)):
+        if epochs:
+            svi[name] = replace(svi[name], epochs=epochs)
+    if settings.normal:
+        svi[NORMAL] = replace(svi["mlp"], prior=1.0)
+    return replace(settings, svi=svi)
 
 
 @dataclass(frozen=True)
@@ -143,7 +153,7 @@ def load(settings: Settings, say: Any) -> Sets:
 
 def split(key: jax.Array, name: str) -> jax.Array:
     """The key of one part of the study."""
-    parts = ("mlp", "lenet5", "mcmc", "samples", "logits", "subset", "mlp-subset")
+    parts = ("mlp", "lenet5", "mcmc", "samples", "logits", "subset", "mlp-subset", NORMAL)
     return jax.random.fold_in(key, parts.index(name))
 
 

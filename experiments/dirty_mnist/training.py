@@ -33,7 +33,7 @@ Function = Callable[[Any, jax.Array], jax.Array]
 
 
 def build(network: str, source: str, key: jax.Array) -> tuple[Function, Any]:
-    """``f(params, images)``, with uint8 images normalised by the source's statistics, and `params`.
+    """``f(params, images)``, with uint8 images normalised by the thesis' statistics, and `params`.
 
     The networks are ``"mlp"`` (784-100-10) and ``"lenet5"``.
     """
@@ -99,14 +99,16 @@ class Sampled:
     result: MCMCResult
 
 
-def sample_mlp(trained: Trained, sets: Sets, run: Run[Settings]) -> Sampled:
-    """Runs the chains, which start at draws of a posterior by SVI."""
+def sample_mlp(name: str, sets: Sets, run: Run[Settings]) -> Sampled:
+    """Runs the chains, which start at draws of the posterior of that name by SVI."""
     key, settings = run.key, run.settings
+    trained = train(name, sets, run)
+    prior = settings.mcmc.prior if name == "mlp" else settings.svi[name].prior
     hmc = settings.mcmc
     data = subset(key, settings, sets)
     starts = sample(split(key, "mcmc"), trained.posterior, hmc.chains)
     params = jax.tree.map(lambda a: a[0], starts)
-    units = prior_units(settings, params)
+    units = prior_units(prior, params)
     run.say(
         f"Hamiltonian Monte Carlo, {hmc.chains} chains of {hmc.warmup} + {hmc.samples} iterations "
         f"on {len(data[1]):,} images"
@@ -123,14 +125,15 @@ def sample_mlp(trained: Trained, sets: Sets, run: Run[Settings]) -> Sampled:
         chains=hmc.chains, prior=1.0,
         init=jax.vmap(lambda p: to_axes(p, units, axes))(starts),
         monitor=(np.concatenate([images[:MONITORED] for images in sets.test.values()]),),
-        checkpoint=run.work / "mcmc", settings={"data": asdict(settings.data)},
+        checkpoint=run.work / ("mcmc" if name == "mlp" else f"{name}-mcmc"),
+        settings={"data": asdict(settings.data)},
     )  # fmt: skip
     return Sampled(f, result)
 
 
-def prior_units(settings: Settings, params: Any) -> Any:
+def prior_units(prior: float | str, params: Any) -> Any:
     """Per parameter array, the standard deviation of its prior."""
-    scales = prior_scales(settings.mcmc.prior, params)
+    scales = prior_scales(prior, params)
     return with_random(
         params, {path: jnp.asarray(scales[path]) for path in random_part(params, scales)}
     )

@@ -3,8 +3,8 @@
     python -m experiments.ensembles
 
 1. sine: MC dropout, deep ensembles and repulsive last layers (RLLE) with every activation function
-   of the source, on a regression whose noise is known and whose gaps are seen;
-2. table: LeNet-5 on Dirty-MNIST by every method of the source's table, and by rivals that need no
+   of the thesis, on a regression whose noise is known and whose gaps are seen;
+2. table: LeNet-5 on Dirty-MNIST by every method of the thesis' table, and by rivals that need no
    images from elsewhere; the strength of the repulsion is chosen on held-out images;
 3. cost: multiplications, time of a prediction and of a training.
 
@@ -25,15 +25,15 @@ DIFFERENCES = (
     "here by the published recipe",
     "eMNIST is not at hand: grey images of CIFAR-10 take its place; strengths are chosen by the "
     "AUROC of held-out digits against other images of it",
-    "the repulsive digits of 'RLLE, ambiguous' are ones that nothing is trained on; the source "
+    "the repulsive digits of 'RLLE, ambiguous' are ones that nothing is trained on; the thesis "
     "repels on Dirty-MNIST itself",
     "patches of 8 and 16 pixels don't divide 28: images are continued by their border",
     "deep ensembles are drawn from one pool of networks: those of 'DE, few' share none, those of "
     "'DE, many' overlap, so that their standard errors are too small",
     "the repulsion acts on the heads' own parameters, by the distance |.|_p with p = 2, which the "
-    "source leaves open; in 'heads, other, all layers' the layers that heads share are moved as "
+    "thesis leaves open; in 'heads, other, all layers' the layers that heads share are moved as "
     "well, by its square, with a strength of its own",
-    "the source evaluates the sine in the middle of regimes and gaps, of which ours has four and "
+    "the thesis evaluates the sine in the middle of regimes and gaps, of which ours has four and "
     "one: a table has the doubt there, AUROCs are those of a grid to 3 beyond the data, as in "
     "`activations`",
     "on the sine, means alone repel each other; lambda_var weighs what log-variances have above "

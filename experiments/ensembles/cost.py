@@ -54,7 +54,7 @@ def _forms(f: Any, params: Any, last: str, members: int) -> dict[str, tuple[Any,
 
 
 def _sine_forms(members: int) -> tuple[dict[str, tuple[Any, Any]], jax.Array]:
-    """As the source counts them: heads of two layers, 50-10-2, and networks of one output."""
+    """As the thesis counts them: heads of two layers, 50-10-2, and networks of one output."""
     one, headed = (
         jaxeff.functional(MLP(widths, rngs=nnx.Rngs(0)))
         for widths in ((1, 50, 50, 1), (1, 50, 50, 10, 2))

@@ -66,7 +66,7 @@ def best(rows: Iterable[Row]) -> list[Row]:
 
 
 def favourites(report: Report) -> list[Row]:
-    """Selects the best activation of each of the source's methods, if all were run."""
+    """Selects the best activation of each of the thesis' methods, if all were run."""
     rows = best(sine(report))
     if SOURCE.keys() > {row["method"] for row in rows}:
         return []
@@ -74,7 +74,7 @@ def favourites(report: Report) -> list[Row]:
 
 
 def compared_on_the_sine(report: Report) -> list[Row]:
-    """Selects one row: the order of the source's three methods."""
+    """Selects one row: the order of the thesis' three methods."""
     if not (rows := favourites(report)):
         return []
     works = {row["method"]: row["works"] for row in rows}
@@ -157,7 +157,7 @@ CLAIMS = (
     ),
     h.Claim(
         "{network}, {form}: million multiplications", "MMACs",
-        # The source prints one digit, cut off.
+        # The thesis prints one digit, cut off.
         lambda row, ours: abs(ours - row["source_MMACs"]) <= 0.051,
         lambda row: row["source_MMACs"], predictions,
         when=lambda row: row.get("source_MMACs") is not None and row["members"] == 10,
@@ -198,7 +198,7 @@ TABLES = (
 
 
 def bands(report: Report) -> Mapping[str, Figure]:
-    """Draws the source's configurations on the sine: predictions, their errors and the doubt."""
+    """Draws the thesis' configurations on the sine: predictions, their errors and the doubt."""
     settings, panels = report.config["sine"], {}
     for row in sine(report):
         place = f"sine/{row['is']}/{row['activation']}"

@@ -38,7 +38,7 @@ class Method:
     # what each seed's network says of the test images, from a bench and the number of seeds
     say: Callable[[Bench, int], Saying]
     main: bool = True  # whether it is trained with all seeds
-    source: str | None = None  # what the source calls it
+    source: str | None = None  # what the thesis calls it
 
 
 @dataclass(frozen=True)

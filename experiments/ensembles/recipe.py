@@ -31,19 +31,19 @@ KINDS: tuple[Kind, ...] = (
 class Sine:
     """The noisy sine (Klein's thesis, figure 9.2)."""
 
-    # activation functions, as the source's table names them
+    # activation functions, as the thesis' table names them
     activations: tuple[str, ...] = tuple(ACTIVATIONS)
     seeds: Count = 5  # data sets and trainings of each
-    hidden: Count = 50  # units of both hidden layers (the source's)
+    hidden: Count = 50  # units of both hidden layers (the thesis')
     steps: Count = 2000  # steps of Adam, each on all examples
     rate: float = 5e-3  # its learning rate, decayed by a cosine
-    members: Annotated[int, Least(2)] = 10  # networks of a deep ensemble, and heads (the source's)
-    dropout: float = 0.15  # rate behind both hidden layers (the source's)
+    members: Annotated[int, Least(2)] = 10  # networks of a deep ensemble, and heads (the thesis')
+    dropout: float = 0.15  # rate behind both hidden layers (the thesis')
     samples: Annotated[int, Least(2)] = 100  # dropout masks of a prediction
     # strengths of the repulsion of heads, for a likelihood summed over the data; the first is the
-    # source's
+    # thesis'
     gammas: tuple[float, ...] = (1000.0, 100.0, 10.0)
-    # weight of what keeps log-variances from growing in the gaps (the source's number; what it
+    # weight of what keeps log-variances from growing in the gaps (the thesis' number; what it
     # multiplies there is not said)
     lambda_var: float = 0.25
     margin: float = MARGIN  # how far beyond the data predictions are judged
@@ -69,9 +69,9 @@ class Settings(Training, Selected):
     held: Annotated[int, Least(10)] = 1000
     tests: Annotated[int, Least(10)] = 5000  # images of each test set at most
     epochs: Count = 4  # passes over the data
-    # heads (the source's), and networks of the large ensemble
+    # heads (the thesis'), and networks of the large ensemble
     members: Annotated[int, Least(2)] = 10
-    few: Annotated[int, Least(2)] = 5  # networks of the small one (the source's DE-5)
+    few: Annotated[int, Least(2)] = 5  # networks of the small one (the thesis' DE-5)
     seeds: Annotated[int, Least(2)] = 5  # trainings of the main rows
     some: Count = 5  # trainings of the other rows, at most
     strengths: tuple[float, ...] = (0.3, 1.0, 3.0)  # of repulsion in function space, to choose from

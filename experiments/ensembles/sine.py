@@ -90,7 +90,7 @@ def _trained(settings: Sine, name: str, key: jax.Array, index: Array) -> tuple[A
 
 
 def _figures(known: Scene, parts: unc.RegressionUncertainty) -> dict[str, float]:
-    """The columns of the source's table of activations, and where doubt rises."""
+    """The columns of the thesis' table of activations, and where doubt rises."""
     doubt, inside = np.sqrt(parts.epistemic), np.asarray(known.inside)
     low, high = noisy_sine.span()
     beyond = np.asarray((known.x < low) | (known.x > high))

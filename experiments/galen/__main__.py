@@ -2,7 +2,7 @@
 
     python -m experiments.galen
 
-1. the source's three agents (pruning, quantization, both) at two shares of the latency;
+1. the thesis' three agents (pruning, quantization, both) at two shares of the latency;
 2. the joint agent without sensitivities;
 3. at the same budget of episodes: uniform, random, greedy, knapsack, evolution, and one method
    after the other.

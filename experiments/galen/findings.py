@@ -1,4 +1,4 @@
-"""What the source reports (Klein's thesis, tables 4.1 and 4.2), and what is found beside it."""
+"""What Klein's thesis reports (tables 4.1 and 4.2), and what is found beside it."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -28,9 +28,9 @@ SENSITIVITY = {
 }
 """At a share of 0.2."""
 DIFFERENCES = (
-    "the source: ResNet-18 on a Raspberry Pi 4; here the network and data of `config`, timed on "
+    "the thesis: ResNet-18 on a Raspberry Pi 4; here the network and data of `config`, timed on "
     "one core of this machine (x86). Compare shares of the latency, not milliseconds",
-    "the source's baseline is untuned (7 % of the core's peak); ours is this compiler's float32, "
+    "the thesis' baseline is untuned (7 % of the core's peak); ours is this compiler's float32, "
     "so the same share is harder to reach. `of_untuned` is the share of a build for a processor "
     "that the compiler knows nothing of",
     "latencies in a search are sums of kernels' times from a table with nodes, filled by "
@@ -53,9 +53,9 @@ LANDED = 0.2
 SAME = 0.001
 """Accuracy by which a library may differ from what the search computes."""
 COLLAPSED = 0.5
-"""Share of the whole network's accuracy below which one has collapsed (the source's: .48)."""
+"""Share of the whole network's accuracy below which one has collapsed (the thesis': .48)."""
 HOLDS = 0.95
-"""Share of it that counts as held (the source's: .994 and more)."""
+"""Share of it that counts as held (the thesis': .994 and more)."""
 
 
 def whole(report: Report) -> Row:
@@ -100,7 +100,7 @@ def finals(report: Report) -> list[Row]:
 
 
 def _beside(report: Report, row: Row, theirs: Row) -> Row:
-    """Shares of the whole network's work, ours and the source's."""
+    """Shares of the whole network's work, ours and the thesis'."""
     base, ratios = whole(report), {}
     for name in ("macs", "bops"):
         ratios[name] = row[name] / base[name]
@@ -153,7 +153,7 @@ def distances(report: Report) -> Iterator[Row]:
 
 
 def collapses(report: Report) -> Iterator[Row]:
-    """Selects accuracies at the source's shares: quantization alone loses its own at the least."""
+    """Selects accuracies at the thesis' shares: quantization alone loses its own at the least."""
     base = whole(report)["validation"]
     for row in searches(report):
         theirs = SOURCE.get((row["searcher"], row["target"]))
@@ -198,7 +198,8 @@ def seeing(report: Report) -> Iterator[Row]:
 def layers(report: Report) -> Iterator[Row]:
     """Selects what the policies of some searchers look like, layer by layer.
 
-    Every mean over layers is of one policy, so that policies of several seeds give its error.
+    Every mean over layers is of one policy, so that policies of several seeds and budgets give its
+    error: those of three seeds at one budget would have to differ by whole bits.
     """
     of = {name: [r for r in ended(report) if r["searcher"] == name] for name in NAMES}
 
@@ -211,29 +212,25 @@ def layers(report: Report) -> Iterator[Row]:
         bits = row["weights"]
         return float(np.mean([bits[0], bits[-1]]) - np.mean(bits[1:-1]))
 
-    for target in report.config["targets"]:
-        here = {name: [r for r in rows if r["target"] == target] for name, rows in of.items()}
-        for name, what, value in (
-            ("pruning", "channels kept in the first half of layers, less those in the second",
-             halves),
-            ("quantization", "bits of activations less those of weights",
-             lambda row: float(np.mean(row["activations"]) - np.mean(row["weights"]))),
-            ("quantization", "weight bits of the first and last layer less the others'", ends),
-        ):  # fmt: skip
-            values = [value(row) for row in here[name]]
-            yield from _beyond(f"{name} at {target:g}: {what}", 1, values)
-        for name, column, amount in (
-            ("pruning first", "bits",
-             lambda r: float(np.mean(np.add(r["weights"], r["activations"])) / 2)),
-            ("quantization first", "channels", lambda r: float(np.mean(r["channels"]))),
-        ):  # fmt: skip
-            pair = [[amount(row) for row in here[one]] for one in (name, "joint")]
-            what = f"{column} left to the second stage, less the joint agent's"
-            yield from _beyond(f"{name} at {target:g}: {what}", -1, *pair)
+    for name, what, value in (
+        ("pruning", "channels kept in the first half of layers, less those in the second", halves),
+        ("quantization", "bits of activations less those of weights",
+         lambda row: float(np.mean(row["activations"]) - np.mean(row["weights"]))),
+        ("quantization", "weight bits of the first and last layer less the others'", ends),
+    ):  # fmt: skip
+        yield from _beyond(f"{name}: {what}", 1, [value(row) for row in of[name]])
+    for name, column, amount in (
+        ("pruning first", "bits",
+         lambda r: float(np.mean(np.add(r["weights"], r["activations"])) / 2)),
+        ("quantization first", "channels", lambda r: float(np.mean(r["channels"]))),
+    ):  # fmt: skip
+        pair = [[amount(row) for row in of[one]] for one in (name, "joint")]
+        what = f"{column} left to the second stage, less the joint agent's"
+        yield from _beyond(f"{name}: {what}", -1, *pair)
 
 
 def _beyond(what: str, sign: int, *samples: list[float]) -> Iterator[Row]:
-    """A row of a mean or difference that is to have a sign, by two errors over seeds."""
+    """A row of a mean or difference that is to have a sign, by two errors over policies."""
     if all(samples) and (tie := margins.margin(*samples)) is not None:
         first, *second = (float(np.mean(one)) for one in samples)
         ours = first - sum(second)

@@ -9,7 +9,7 @@ from experiments.recipes import Training
 from jaxeff import search
 
 AGENTS = ("pruning", "quantization", "joint")
-"""The source's, all by reinforcement learning."""
+"""The thesis', all by reinforcement learning."""
 BLIND = "joint, blind"
 """The joint agent without sensitivities."""
 OTHERS = (

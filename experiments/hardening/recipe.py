@@ -1,16 +1,16 @@
 """What is trained, for how long, and under which noise it is tested.
 
 Three sizes: the embedded digits, what two processor cores train in about 40 minutes, and as the
-source trained (arXiv 2501.14531), which an accelerator runs with the same code. Every row of the
+thesis trained (arXiv 2501.14531), which an accelerator runs with the same code. Every row of the
 results names its size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from experiments.harness import SELECTS, Count, Refused
+from experiments.harness import ADDED, SELECTS, SIZELESS, Count, Refused
 from experiments.recipes import Training
 
 SCALES = (0.5, 1.0, 2.0, 3.0)
@@ -60,7 +60,7 @@ class Trainings(Training):
     images: Count  # training images
     test_images: Count  # images behind every point of a curve
     levels: tuple[float, ...]  # evaluation noise; with the levels that are trained at
-    epochs: Count  # passes over the training images (the source: 500)
+    epochs: Count  # passes over the training images (the thesis: 500)
     families: tuple[Family, ...]  # the trainings
     decay: float = 0.0  # weight decay, as a gradient of Adam's
     seeds: Count = 1  # trainings of each setting
@@ -82,6 +82,8 @@ class Settings(Trainings):
     networks: Annotated[tuple[str, ...], SELECTS] = ()
     # methods to run: none, noise, qat, qat+noise; all of them if none is given
     methods: Annotated[tuple[str, ...], SELECTS] = ()
+    # constant scales of noisy training in few bits, at each of its levels (the thesis: 1 to 3)
+    combined_scales: Annotated[tuple[float, ...], SIZELESS, ADDED] = (1.0,)
 
     def chosen(self) -> list[Family]:
         """The trainings that are asked for.
@@ -95,7 +97,12 @@ class Settings(Trainings):
             families = [f for f in families if not wanted or getattr(f, field) in wanted]
             if not families:
                 raise Refused(f"no {field} {' or '.join(wanted)}: there are {there}")
-        return families
+        return [
+            replace(f, settings=tuple(
+                s._replace(scale=scale) for scale in self.combined_scales for s in f.settings
+            )) if f.noisy and f.scaling == "constant" else f
+            for f in families
+        ]  # fmt: skip
 
 
 RAMP = 0.5

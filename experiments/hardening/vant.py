@@ -8,7 +8,7 @@
    accuracy;
 3. baselines: no hardening, quantization-aware training, adaptive SAM.
 
-Noise is additive, Gaussian, at every slot. LeNet-5 with batch norm stands in for the source's
+Noise is additive, Gaussian, at every slot. LeNet-5 with batch norm stands in for the thesis'
 ResNet-18, which has it too: under other noise than in training the running statistics are wrong,
 and accuracy peaks at the trained level. `--network lenet5` shows what is left of that without;
 `--points products` has noise behind multiply-accumulates alone, as analog products have it, and
@@ -37,7 +37,7 @@ from jaxeff.robustness.curves import draw_heatmap
 
 SOURCE = "79.3 % to 97.6 % (ResNet-18)"
 GAIN = 0.1
-"""What counts as substantial in an area above chance; the source's gain of VANT is .183."""
+"""What counts as substantial in an area above chance; the thesis' gain of VANT is .183."""
 CHANCE = 0.1
 ALIVE = 0.3
 """Ideal accuracy at levels that tell methods apart: near chance, all networks are alike."""
@@ -356,17 +356,17 @@ PLOTS = (
 
 
 DIFFERENCES = (
-    "the source trains ResNet-18 for 400 epochs; `config` and the rows say what was run here",
-    "noise grows during the first part of every noisy training (the source's: a quarter of it)",
-    "the spread is given relative to the level, where the source's heatmaps have absolute ones",
+    "the thesis trains ResNet-18 for 400 epochs; `config` and the rows say what was run here",
+    "noise grows during the first part of every noisy training (the thesis': a quarter of it)",
+    "the spread is given relative to the level, where the thesis' heatmaps have absolute ones",
     "the ideal is interpolated between the levels that were trained at",
     "a dynamic scale (QAT) is a moving average over batches that stays fixed at evaluation",
 )
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7, 1.9, 2.1, 2.4, 2.7, 3.0)
-"""Noise of the source's evaluation."""
+"""Noise of the thesis' evaluation."""
 SHORT_LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5)
 SHORT_RAMP = 0.3
-"""Share of a short training during which the noise grows; the source's is a quarter."""
+"""Share of a short training during which the noise grows; the thesis' is a quarter."""
 HEAT_LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.3)
 HEAT_RATIOS = (0.2, THETA_PER_SIGMA, 0.6, 0.8, 1.0)
 """Levels of the heatmaps, and spreads over them."""
@@ -374,7 +374,7 @@ PUBLISHED_THETAS = {
     0.1: 0.05, 0.3: 0.05, 0.5: 0.25, 0.7: 0.35, 0.9: 0.35, 1.1: 0.45,
     1.3: 0.65, 1.5: 0.65, 1.7: 0.95, 1.9: 0.75, 2.1: 0.85,
 }  # fmt: skip
-"""The spread that the source chose for each training level."""
+"""The spread that the thesis chose for each training level."""
 
 
 @dataclass(frozen=True)
@@ -440,7 +440,7 @@ SIZES = {
             ramp=SHORT_RAMP,
         ), batch_size=32, rate=2e-3,
     ),
-    # Noise is weaker than the source's, since so is the network: at 1.5 little is left of the
+    # Noise is weaker than the thesis', since so is the network: at 1.5 little is left of the
     # accuracy of LeNet-5, which stands in for its ResNet-18.
     "default": Settings(
         "cifar-10", 20_000, 2000, SHORT_LEVELS, 3,

@@ -15,7 +15,7 @@ from experiments.harness.claims import (
     near,
     true,
 )  # fmt: skip
-from experiments.harness.command import SELECTS, SIZELESS, Count, Least, Refused, choose
+from experiments.harness.command import ADDED, SELECTS, SIZELESS, Count, Least, Refused, choose
 from experiments.harness.plots import Bars, Curves, Dots, Panel, Panels, Plot, histograms, painted
 from experiments.harness.report import Report, Row
 from experiments.harness.rows import (
@@ -44,9 +44,9 @@ from experiments.harness.study import Kept, Listing, Part, Study
 from jaxeff.core import Table
 
 __all__ = [
-    "SELECTS", "SIZELESS", "Bars", "Chosen", "Claim", "Count", "Curves", "Dots", "Found", "Kept",
-    "Least", "Listing", "Panel", "Panels", "Part", "Plot", "Refused", "Report", "Row", "Rule",
-    "Run", "Selection", "Stacks", "Study", "Table", "above", "apart", "at_least", "at_most",
+    "ADDED", "SELECTS", "SIZELESS", "Bars", "Chosen", "Claim", "Count", "Curves", "Dots", "Found",
+    "Kept", "Least", "Listing", "Panel", "Panels", "Part", "Plot", "Refused", "Report", "Row",
+    "Rule", "Run", "Selection", "Stacks", "Study", "Table", "above", "apart", "at_least", "at_most",
     "average", "averaged", "below", "choose", "equals", "error", "every", "extra", "grouped",
     "having", "highest", "histograms", "labelled", "least", "mean", "means", "most", "near",
     "painted", "pivot", "plus_minus", "summary", "true", "where", "without_curves",

@@ -70,7 +70,7 @@ class Claim:
     text: Entry
     value: Entry  # the column or function of the row that is judged; a row without it doesn't count
     holds: Callable[[Row, Any], Any]  # rule, called with the row and the value
-    # the source's value: a function of the row, a text with columns in braces, or what it is; None
+    # the thesis' value: a function of the row, a text with columns in braces, or what it is; None
     # where it reports none
     source: Any = None
     of: Selection = every  # selection of rows

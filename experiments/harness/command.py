@@ -3,7 +3,7 @@
 Fields that a command line can hold become options: numbers, texts, paths, `Literal` choices,
 booleans, tuples of these, and the fields of settings within settings. `Annotated` says more:
 `Least(1)` bounds a number, `SELECTS` marks what picks among tasks without changing any of them,
-`SIZELESS` what says nothing about a run's size.
+`SIZELESS` what says nothing about a run's size, `ADDED` what runs that are kept didn't have yet.
 """
 
 import argparse
@@ -32,6 +32,10 @@ SELECTS = "selects"
 """Marks a field that picks among tasks: rows that were kept hold whatever it is."""
 SIZELESS = "sizeless"
 """Marks a field that makes another run, but neither a larger nor a smaller one."""
+
+ADDED = "added"
+"""Marks a field that came after runs were kept, whose default is what they did: with it, rows that
+were kept hold."""
 
 
 class Refused(ValueError):
@@ -71,11 +75,18 @@ class Option:
     help: str  # what is said of it
     arguments: dict[str, Any]  # what `argparse` is told
     marks: tuple[Any, ...]  # what `Annotated` says of it
+    default: Any = dataclasses.MISSING  # the field's
 
     @property
     def selects(self) -> bool:
         """Whether it picks among tasks only."""
         return SELECTS in self.marks
+
+    def identifies(self, settings: Any) -> bool:
+        """Whether rows of other settings would be those of another run for it."""
+        return not self.selects and (
+            ADDED not in self.marks or self.value(settings) != self.default
+        )
 
     @property
     def name(self) -> str:
@@ -131,7 +142,9 @@ def find_options(settings: type, path: tuple[str, ...] = ()) -> Iterator[Option]
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from find_options(hint, here)
         elif arguments := _arguments(hint, marks):
-            yield Option(here, texts.get(field.name, ""), arguments, tuple(marks))
+            yield Option(
+                here, texts.get(field.name, ""), arguments, tuple(marks), field.default
+            )  # fmt: skip
 
 
 def choose(wanted: Sequence[str], there: Sequence[str], what: str) -> list[str]:
@@ -164,7 +177,7 @@ def _parser(
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--fast", action="store_true", help="a minute or a few, to see it run")
-    size.add_argument("--full", action="store_true", help="as the source, or all there is")
+    size.add_argument("--full", action="store_true", help="as the thesis, or all there is")
     parser.add_argument("--json", type=Path, help="where the JSON goes [in the results folder]")
     parser.add_argument(
         "--results", type=Path, default=Path("results"), help="folder of all results [results]"

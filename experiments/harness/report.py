@@ -1,4 +1,4 @@
-"""What a study leaves behind: one JSON, tables, and checks against the source.
+"""What a study leaves behind: one JSON, tables, and checks against the thesis.
 
 The JSON has `config`, `versions`, `rows` (a flat record per measured thing), `checks` and
 `differences`, and whatever else a study adds. Tables, checks and figures are made from what the
@@ -55,7 +55,7 @@ class Report:
     extra: dict[str, Any] = field(default_factory=dict)  # further top-level entries of the JSON
     # what figures need and JSON is no place for, by name
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    # claims, each with the source's value, ours, and whether it holds: None where the size can't
+    # claims, each with the thesis' value, ours, and whether it holds: None where the size can't
     # decide it
     checks: list[dict[str, Any]] = field(default_factory=list)
     decides: str = ""  # the largest size that its settings cover; `size` if not said
@@ -133,12 +133,12 @@ def _plain(value: Any) -> Any:
 
 
 def show_checks(console: Console, checks: Sequence[Mapping[str, Any]]) -> None:
-    """Prints the claims beside the source's numbers."""
+    """Prints the claims beside the thesis' numbers."""
     cells = [
         (check["name"], cell_text(check["source"]), cell_text(check["ours"]), verdict(check))
         for check in checks
     ]
-    console.print(Table(("check", "source", "ours", ""), cells, title="Checks"))
+    console.print(Table(("check", "expected", "ours", ""), cells, title="Checks"))
 
 
 def verdict(check: Mapping[str, Any]) -> str:

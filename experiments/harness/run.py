@@ -78,9 +78,10 @@ class Run(Generic[S]):
         self.folder = order.results / name
         self.work = self.folder / "work"
         self.config: dict[str, Any] = {"size": order.size, "seed": order.seed, **plain(settings)}
-        selecting = [option.path for option in find_options(type(settings)) if option.selects]
+        options = find_options(type(settings))
+        silent = [option.path for option in options if not option.identifies(settings)]
         identity = plain(settings)
-        for *outer, last in selecting:
+        for *outer, last in silent:
             inside = identity
             for step in outer:
                 inside = inside[step]

@@ -37,8 +37,12 @@ def labelled(form: str | Callable[[float], str], **style: Any) -> Callable[[Axes
     """
 
     def write(axis: Axes, report: Report) -> None:
-        for bars in axis.containers:
-            axis.bar_label(bars, fmt=form, **{"fontsize": 6, "padding": 1, **style})  # type: ignore[arg-type]
-        axis.margins(y=0.12)
+        bars = axis.containers
+        # Of many bars side by side each is narrower than its number is long.
+        upright = len(bars) > 3 and all(getattr(b, "orientation", "") == "vertical" for b in bars)
+        turned = {"rotation": 90, "padding": 2} if upright else {"padding": 1}
+        for container in bars:
+            axis.bar_label(container, fmt=form, **{"fontsize": 6, **turned, **style})  # type: ignore[arg-type]
+        axis.margins(y=0.2 if upright else 0.12)
 
     return write

@@ -134,7 +134,7 @@ class Study(Generic[S]):
     plots: Sequence[Callable[[Report], Mapping[str, Figure]]]
     # make what is printed; all rows unless told otherwise
     tables: Sequence[Callable[[Report], Sequence[Table]]] = (Listing(),)
-    differences: tuple[str, ...] = ()  # from the source, in words
+    differences: tuple[str, ...] = ()  # from the thesis, in words
     # fills in what depends on the machine: processors, data sets, engines
     settle: Callable[[S], S] = lambda settings: settings
     # raised by whoever changes what the rows of the same settings are: kept runs of lower versions

@@ -7,9 +7,9 @@
 3. ten-head networks, deep ensembles, and ten heads beside the moment pass;
 4. where the time of the moment pass goes, operator by operator;
 5. the optimizations of the dense operator, switched on and off;
-6. the same networks on the source's ARM processors, by a static model of their cycles.
+6. the same networks on the thesis' ARM processors, by a static model of their cycles.
 
-XLA, TVM (`jaxeff_export.deploy`) and NumPyro's `Predictive`; Pyro's, the source's, and ONNX Runtime
+XLA, TVM (`jaxeff_export.deploy`) and NumPyro's `Predictive`; Pyro's, the thesis', and ONNX Runtime
 where they can be imported (`pip install "jaxeff[benchmark]"`). Everything of one network, batch and
 number of threads is timed in the same rounds, so ratios hold on a busy machine; times don't.
 

@@ -1,8 +1,8 @@
-"""Cycles of ARM processors by a static model: the source's, of which none is at hand.
+"""Cycles of ARM processors by a static model: the thesis', of which none is at hand.
 
 The model knows the kernels' main loops and their arrays' way through the caches; branches, calls
 and what is outside of the loops it doesn't. It bounds times from below, so that only ratios of the
-same processor are compared with the source's. Nothing is tuned: a model of one loop can't tell what
+same processor are compared with the thesis'. Nothing is tuned: a model of one loop can't tell what
 tuning gains.
 """
 

@@ -5,7 +5,7 @@ networks (samples, members) as a loop, vmapped, or written out one after the oth
 depends on network and batch. TVM has default schedules, and tuned ones where there is a folder for
 records. ONNX Runtime has graphs of its own, see `experiments.contests`. NumPyro draws its weights
 on every call; its `Predictive` as it stands traces and compiles the model again then, which is what
-takes the time; under `jax.jit` (`numpyro_jit`) it is compiled once. Pyro's is the source's own: 30
+takes the time; under `jax.jit` (`numpyro_jit`) it is compiled once. Pyro's is the thesis' own: 30
 calls of PyTorch, one after the other.
 """
 

@@ -31,7 +31,7 @@ SAMPLES = 30
 MEMBERS = 10
 CLASSES = 10
 SHAPES = {"mlp": (784,), "lenet5": (28, 28, 1), "lenet5_valid": (28, 28, 1), "sine": (1,)}
-"""Shape of one input; `lenet5_valid` and `sine` are the networks of the source's ensembles."""
+"""Shape of one input; `lenet5_valid` and `sine` are the networks of the thesis' ensembles."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Subject:
         if method == "deterministic":
             return self.f, self.params
         if method == "moments":
-            return jaxeff.moments(self.f), self.belief
+            return jaxeff.moments(self.f, method="diagonal"), self.belief
         if method == "multihead":
             return self.heads, self.heads_params
         step = jax.jit(self.f)  # one function in the artifact, called once per network
@@ -111,7 +111,7 @@ def unstacked(stacked: Any) -> list[Any]:
 class SineHeads(nnx.Module):
     """The sine's network with ten heads of ten hidden units each, and one output.
 
-    The source doesn't describe its heads; these come to its 7.8 million multiplications per 1,000
+    The thesis doesn't describe its heads; these come to its 7.8 million multiplications per 1,000
     inputs within 2 %, which a single layer per head would not.
     """
 

@@ -1,6 +1,6 @@
 """The optimizations of the dense layer's joint operator, switched on one by one.
 
-The source measures them on a Cortex-A72, in a three-layer MLP at batch 10; here it is the three
+The thesis measures them on a Cortex-A72, in a three-layer MLP at batch 10; here it is the three
 layers of that MLP, one after the other. Its stochastic tuning of the optimizations has no
 counterpart: tile sizes and unrolling are fixed. Beside them is the default schedule, with which
 deployed networks run.
@@ -22,11 +22,11 @@ LAYERS = ((784, 100), (100, 100), (100, 10))
 SWITCHES = ("tiling", "reordering", "vectorization", "parallelization", "unrolling")
 DEFAULT = "default schedule"
 ALL = "all"
-"""All optimizations but tiling, as the source's best."""
+"""All optimizations but tiling, as the thesis' best."""
 
 
 def choices() -> dict[str, Optimizations]:
-    """Every combination that the source's table needs, by name."""
+    """Every combination that the thesis' table needs, by name."""
     on = {switch: switch != "tiling" for switch in SWITCHES}
     variants = {"none": Optimizations(), ALL: Optimizations(**on)}
     for switch in SWITCHES:
@@ -60,7 +60,7 @@ def measure(batch: int, setup: Setup, rounds: int) -> list[dict[str, Any]]:
 
 
 def switched(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The source's table of the rows: each optimization off and on, the others off and on."""
+    """The thesis' table of the rows: each optimization off and on, the others off and on."""
     ms = {row["optimizations"]: row["ms"] for row in rows}
     lines = []
     for others in ("off", "on"):

@@ -1,4 +1,4 @@
-"""What the source measured (its tables, in milliseconds), and how its set-up differs from ours."""
+"""What the thesis measured (its tables, in milliseconds), and how its set-up differs from ours."""
 
 # Per model and batch: deterministic, 30 samples in Pyro, moment pass; tuned, on a Cortex-A72.
 MAIN = {
@@ -41,6 +41,8 @@ OPTIMIZATIONS = (
     (0.754, 4.237), (0.750, 0.743), (0.759, 0.743), (1.953, 0.743), (3.042, 0.743),
     (3.760, 0.743),
 )  # fmt: skip
+TUNING = {"mlp": 4.668 / 1.908, "lenet5": 23.698 / 12.166}
+"""Untuned over tuned moment passes at batch 10 (Klein's thesis, table 8.5)."""
 SHARES = {
     "mlp": {"dense layers": 0.775, "ReLU": 0.074, "overhead": 0.151},
     "lenet5": {
@@ -51,23 +53,23 @@ SHARES = {
 """Of the untuned moment pass at batch 10, on a Cortex-A72."""
 
 DIFFERENCES = (
-    "The source's processors are ARM Cortex-A53, A72 and A76 with four cores; this is the machine "
+    "The thesis' processors are ARM Cortex-A53, A72 and A76 with four cores; this is the machine "
     "named in `versions`, confined to as many cores as there are threads. Compare ratios.",
-    "The source draws its samples with Pyro on PyTorch, as does the engine `pyro` where it is "
-    "installed, and it alone is held to the source's ratios. NumPyro's `Predictive` draws the "
+    "The thesis draws its samples with Pyro on PyTorch, as does the engine `pyro` where it is "
+    "installed, and it alone is held to the thesis' ratios. NumPyro's `Predictive` draws the "
     "weights at every call, too; as it stands it traces and compiles the model again, which is all "
     "that it takes.",
     "XLA, ONNX Runtime, NumPyro and Pyro are called from Python, as their users do; TVM by its own "
     "clock.",
     "ARM's cycles are a static model's, of untuned kernels' main loops: from below, and no time.",
     "Weights are random, their variances 1e-4 + 1e-2 w^2; no engine's speed depends on them.",
-    "The source pools after ReLU. jaxeff pools first, which is the same function of the samples.",
-    "The source doesn't describe the heads of its sine network; ours have ten hidden units each.",
+    "The thesis pools after ReLU. jaxeff pools first, which is the same function of the samples.",
+    "The thesis doesn't describe the heads of its sine network; ours have ten hidden units each.",
 )
 
 
 def main_ratio(model: str, batch: int, method: str, over: str) -> float | None:
-    """One method over another in the source's main table."""
+    """One method over another in the thesis' main table."""
     cells = MAIN.get((model, batch))
     return cells[method] / cells[over] if cells else None
 

@@ -113,7 +113,7 @@ def plan(settings: Settings) -> list[Task]:
 
 
 def _modelled(settings: Settings) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-    """Lists networks, batches and methods of the source's tables of ARM processors."""
+    """Lists networks, batches and methods of the thesis' tables of ARM processors."""
     for model, batch in product(NETS, settings.main):
         yield model, batch, ("deterministic", "moments")
     for batch in settings.beside:

@@ -1,4 +1,4 @@
-"""Pyro's `Predictive` on PyTorch, as the source measures its sampled networks."""
+"""Pyro's `Predictive` on PyTorch, as the thesis measures its sampled networks."""
 
 from collections.abc import Callable
 from typing import Any

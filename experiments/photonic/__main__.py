@@ -20,14 +20,14 @@ from experiments.harness import Part, Row, Run, Study
 from experiments.photonic import findings, light, network, recipe
 
 DIFFERENCES = (
-    "the source's slots, levels, widths, bit widths and epochs are not public: those of `config` "
+    "the thesis' slots, levels, widths, bit widths and epochs are not public: those of `config` "
     "are ours",
-    "everything is simulated; the source measured a chip",
+    "everything is simulated; the thesis measured a chip",
     "peaks are sought in the logarithm of mutual information, of as many known digits as nines: on "
     "the linear scale surely known digits are a spike at zero; that one peak would do is tested by "
     "Silverman's test",
     "poolings are LeNet-5's own, behind ReLUs; the pulses are made after pooling",
-    "the source gives no number for accuracy or detection beside 'high' and 'clear'; bounds of "
+    "the thesis gives no number for accuracy or detection beside 'high' and 'clear'; bounds of "
     "checks are ours",
 )
 

@@ -88,7 +88,8 @@ CLAIMS = (
         h.above(0), "quickly; more gradually", grown,
     ),
     h.Claim(
-        "least p of {n} chi-square tests against the negative binomial (Bonferroni)", "pvalue",
+        "by construction: least p of {n} chi-square tests of simulated light against the law that "
+        "simulates it (Bonferroni)", "pvalue",
         h.above("level"), "> {bound:g}",
         h.summary(
             _light("variance"), n=len, pvalue=h.least("pvalue"),
@@ -96,16 +97,18 @@ CLAIMS = (
         ),
     ),
     claim(
-        "fitted modes", "modes", h.near("source_modes", 0.1), lambda row: row["source_modes"],
+        "by construction: modes that are fitted to simulated light, of those it is simulated with",
+        "modes", h.near("source_modes", 0.1), lambda row: row["source_modes"],
         _light("fit"),
     ),
     claim(
-        "variance of a split intensity over I + I²/(kM), largest deviation", "split",
+        "by construction: variance of a split intensity over I + I²/(kM), largest deviation",
+        "split",
         h.at_most(0.02), "<= {bound}", sums,
     ),
     claim(
-        "means add linearly, spread of mean over carriers", "spread", h.at_most(0.02),
-        "<= {bound}", sums,
+        "by construction: means add linearly, spread of mean over carriers", "spread",
+        h.at_most(0.02), "<= {bound}", sums,
     ),
     claim(
         "digits 0 to 8, {model} model: accuracy, mean over seeds", "accuracy", h.at_least(0.99),

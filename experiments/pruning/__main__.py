@@ -20,7 +20,7 @@ from experiments.harness import Kept, Row, Run, Study
 from experiments.pruning import findings, recipe, sparse, structured, times
 
 DIFFERENCES = (
-    "the source surveys methods and gives no numbers for them; networks, data and trainings are "
+    "the thesis surveys methods and gives no numbers for them; networks, data and trainings are "
     "those of `config`",
     "trainings are short: papers train on for tens of epochs",
     "channels are a multiple of `round_to`; the last layer keeps its results, and those at both "

@@ -31,7 +31,7 @@ timed = h.where(part="time")
 
 
 NAMED = "l1"
-"""The score that is held to random channels: the source's (Galen's)."""
+"""The score that is held to random channels: the thesis' (Galen's)."""
 SPENT = 0.9
 """Share of its budget that a plan uses at least, so that it isn't better for being larger."""
 

@@ -30,7 +30,8 @@ def run(run: Run[recipe.Settings]) -> Found:
     outcome = models.evaluate(run, sets, trained)
     libraries = compiled.compile_all(run, sets, trained)
     compiled.compare(run, sets, libraries, outcome)
-    for method, timing in compiled.latencies(run, sets, trained, libraries).items():
+    timings = compiled.latencies(run, sets, trained, libraries) if settings.timed else {}
+    for method, timing in timings.items():
         outcome.methods.setdefault(method, {}).update(
             latency_ms=timing["ms"], latency_spread_ms=timing["spread"]
         )
@@ -46,10 +47,10 @@ def run(run: Run[recipe.Settings]) -> Found:
 STUDY = Study(
     "quickstart", __doc__, recipe.SIZES, (run,), findings.CLAIMS, findings.PLOTS, findings.TABLES,
     (
-        "The source trains on Dirty-MNIST (MNIST with ambiguous digits) for 1000 epochs; here it "
+        "The thesis trains on Dirty-MNIST (MNIST with ambiguous digits) for 1000 epochs; here it "
         "is the data set and the epochs of `config`, warm-started from a trained point estimate.",
-        "The source scales the moment pass' weight variances by 0.4; here the factor is 1.",
-        "Latency is measured on this machine; the source's is a Raspberry Pi's.",
+        "The thesis scales the moment pass' weight variances by 0.4; here the factor is 1.",
+        "Latency is measured on this machine; the thesis' is a Raspberry Pi's.",
     ),
     recipe.settle,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Claims beside the source's numbers, and one picture: how domains separate, what methods cost."""
+"""Claims beside the thesis' numbers, and one picture: how domains separate, what methods cost."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from experiments.harness import Report, Row
 
 SAMPLED = ("svi30", "moments")
 FLOORS = {"mnist": 0.97, "digits": 0.93}
-"""Accuracy that a working pipeline exceeds. The source's numbers are of Dirty-MNIST, whose
+"""Accuracy that a working pipeline exceeds. The thesis' numbers are of Dirty-MNIST, whose
 ambiguous digits are harder; the study `dirty_mnist` is held to them."""
 TITLES = {
     "deterministic": "deterministic: entropy",
@@ -85,6 +85,8 @@ def scores(report: Report) -> Iterator[h.Panel]:
 def latencies(report: Report) -> Iterator[h.Panel]:
     """Draws the methods' latencies."""
     timed = {row["method"]: row["latency_ms"] for row in h.having("latency_ms")(report)}
+    if not timed:
+        return
     names = sorted(timed, key=timed.__getitem__)
 
     def draw(axis: Axes) -> None:

@@ -19,10 +19,10 @@ class Training:
 
     ood: Literal["fashion-mnist", "digits-ood"]  # out-of-domain data set
     pretrain_epochs: Count  # epochs of the point estimate, from which SVI starts
-    epochs: Count  # epochs of SVI (the source: 1000, from scratch)
+    epochs: Count  # epochs of SVI (the thesis: 1000, from scratch)
     pretrain_rate: float  # learning rate of Adam for the point estimate, decayed by a cosine
-    rate: float  # the same for SVI (the source: 1e-3, constant)
-    batch_size: Count  # images per training step (the source: 100)
+    rate: float  # the same for SVI (the thesis: 1e-3, constant)
+    batch_size: Count  # images per training step (the thesis: 100)
     prior: float | str  # standard deviation of the weights' prior, or a rule's name
 
 
@@ -34,13 +34,15 @@ class Settings:
     digits: Training  # the training on scikit-learn's digits
     # data set; auto is mnist where JAXEFF_DATA names a folder, else the embedded digits
     data: Literal["auto", "mnist", "digits"] = "auto"
-    init_scale: float = 1e-2  # standard deviation the posterior starts with (the source: 1e-4)
-    kl: float = 0.25  # final weight of the annealed KL term (the source: 0.25)
+    init_scale: float = 1e-2  # standard deviation the posterior starts with (the thesis: 1e-4)
+    kl: float = 0.25  # final weight of the annealed KL term (the thesis: 0.25)
     samples: Annotated[int, Least(2)] = 30  # weight samples of the SVI predictions
     logit_samples: Annotated[int, Least(2)] = 100  # draws from the moment pass' Gaussian logits
-    batch: Count = 10  # images per call where latency is measured (the source: 10)
+    batch: Count = 10  # images per call where latency is measured (the thesis: 10)
     images: Count = 10_000  # test images at most, in and out of domain each
     emulated_batches: Count = 2  # batches run on the emulated board
+    # whether latencies are measured; where other work shares the machine they mean nothing
+    timed: bool = True
     arm: bool = True  # whether to compile for a Cortex-A72 too and check it under emulation
 
     @property

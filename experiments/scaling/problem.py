@@ -1,7 +1,7 @@
 """What is inferred: a multilayer perceptron with an aleatoric head, on the noisy sine.
 
 Both engines get the same data, the same priors and the same starting point, so that their work can
-be compared. The source gives neither activation, priors, batch nor starting point; these are ours.
+be compared. The thesis gives neither activation, priors, batch nor starting point; these are ours.
 """
 
 import math

@@ -11,7 +11,7 @@
 
 A sweep is one compiled program over all of its levels. Everything can be killed and started again.
 ``--fast`` runs on the embedded digits, the default on two processor cores in well under an hour,
-``--full`` is the source's configuration, for an accelerator. Source: Klein's thesis, section 6.2;
+``--full`` is the thesis' configuration, for an accelerator. Source: Klein's thesis, section 6.2;
 arXiv 2212.10430.
 """
 
@@ -33,10 +33,10 @@ DRAWN = 5000
 DIFFERENCES = (
     "executions are guided by midpoints of networks that are trained with noise in a slot, which "
     "the size walks it through: MLPs by default, all in full; and by those of noise at evaluation, "
-    "of networks trained without, on training images. The source has both kinds of networks, and "
+    "of networks trained without, on training images. The thesis has both kinds of networks, and "
     "doesn't say which of them guide its table",
     "midpoints of walking noise are those of accuracies on the test images, which score the table",
-    "the source says neither how images are scaled nor how weights start",
+    "the thesis says neither how images are scaled nor how weights start",
 )
 
 

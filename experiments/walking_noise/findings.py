@@ -1,4 +1,4 @@
-"""What the rows say: midpoints, the source's findings as claims with numbers, and pictures."""
+"""What the rows say: midpoints, the thesis' findings as claims with numbers, and pictures."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,12 +18,12 @@ from jaxeff.robustness.curves import draw_contour, draw_curve, draw_histograms, 
 HUGE = 1e6
 """Multiplicative noise that no value survives, only its being zero or not."""
 STRONGER = 10
-"""Additive over multiplicative noise that networks withstand in the source's best cases."""
+"""Additive over multiplicative noise that networks withstand in the thesis' best cases."""
 KEEPS = 0.7
 """Share of the accuracy above chance that counts as kept."""
 CHANCE = 0.1
 HALF = 0.5
-"""Of the source's gain by guided repetition, that counts as the same finding."""
+"""Of the thesis' gain by guided repetition, that counts as the same finding."""
 KINDS = {"add": "additive", "mul": "multiplicative"}
 ORDERS = {"mul_add": "multiplicative first", "add_mul": "additive first"}
 SCALES = {"global": "linear", "layers": "log"}
@@ -270,7 +270,7 @@ CLAIMS = (
         "kept", h.at_least(KEEPS), "in some cases (LeNet-5, conv of layer 5)", stronger,
     ),
     claim(
-        "{case}: {name} over uniform repetition (accuracy, sigma {sigma}), by half of the source's "
+        "{case}: {name} over uniform repetition (accuracy, sigma {sigma}), by half of the thesis' "
         "gain and by two errors: {least:.3f}",
         "gain", h.above("least"), "{source_guided} over {source_uniform}", guided,
         shown="{accuracy:.3f} over {uniform:.3f}",
@@ -312,10 +312,11 @@ TABLES = (
     ),
     h.Listing(
         "repetition (accuracy)",
-        (
-            "case", "sigma", "clean", "uniform", "guided", "guided_by_source",
-            "guided_by_evaluation",
-        ),
+        {
+            "case": "case", "sigma": "sigma", "clean": "clean", "uniform": "uniform",
+            "guided": "guided", "guided by the thesis": "guided_by_source",
+            "guided by evaluation": "guided_by_evaluation",
+        },
         repeated,
     ),
 )  # fmt: skip

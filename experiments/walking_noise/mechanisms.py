@@ -115,7 +115,7 @@ DRAWS = 3
 def repetition(bench: Bench, row: Repetition, walked: Midpoints) -> Row:
     """One row of the table: a network trained without noise, tested with.
 
-    Three guided lists are tested: the source's own; one of midpoints of networks that are trained
+    Three guided lists are tested: the thesis' own; one of midpoints of networks that are trained
     with noise in one slot at a time, where it is walked; and one of midpoints of the same networks
     under noise at evaluation, which costs no training.
     """

@@ -1,6 +1,6 @@
 """What is trained, at which noise levels and for how long.
 
-Three sizes: the embedded digits, what two processor cores train in half an hour, and as the source
+Three sizes: the embedded digits, what two processor cores train in half an hour, and as the thesis
 trained (arXiv 2212.10430), which an accelerator runs with the same code. Every row of the results
 names its size.
 """
@@ -57,12 +57,12 @@ def pairs(add: Any, mul: Any) -> Float[np.ndarray, "pairs 2"]:
 
 @dataclass(frozen=True)
 class Repetition:
-    """A row of the source's table of guided repetition."""
+    """A row of the thesis' table of guided repetition."""
 
     case: Case  # the network and its data
     sigma: float  # additive noise of every slot, at evaluation
-    guided: tuple[int, ...]  # the source's executions per slot
-    source: tuple[float, float]  # the source's accuracies, uniform and guided
+    guided: tuple[int, ...]  # the thesis' executions per slot
+    source: tuple[float, float]  # the thesis' accuracies, uniform and guided
     epochs: int  # epochs of the training without noise
     seeds: int  # trainings
 
@@ -109,7 +109,7 @@ ADDITIVE = np.logspace(-2, 2, 17)
 MULTIPLICATIVE = np.linspace(0, 2, 21)
 LAYER_ADDITIVE = np.logspace(-1, 8, 19)
 LAYER_MULTIPLICATIVE = np.logspace(0, 10, 11)
-# Data set and epochs of the source's trainings.
+# Data set and epochs of the thesis' trainings.
 EPOCHS = {
     ("mlp", "mnist"): 100, ("lenet5", "mnist"): 50,
     ("mlp", "cifar-10"): 200, ("lenet5", "cifar-10"): 300,
@@ -145,7 +145,7 @@ def mixed(case: Case, site: str, grid: Any, epochs: int) -> list[Sweep]:
 
 
 def _full() -> Settings:
-    """The source's configuration."""
+    """The thesis' configuration."""
     sweeps: list[Sweep] = []
     for (network, data), epochs in EPOCHS.items():
         for norm in NORMS:

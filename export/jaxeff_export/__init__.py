@@ -8,6 +8,7 @@ f, params, (x, y) = small_classifier()
 bundle = jaxeff_export.deploy(f, (params, x[:10]), path="small")   # target="cortex-a72"
 bundle.check()                                                     # "emulated"
 logits = bundle.run(x[:10])                                        # board="rpc://raspberrypi:9090"
+logits = jaxeff_export.load("small").run(x[:10])                   # elsewhere, without JAX
 ```
 
 This is the only room that imports TVM, and it does so only when something is compiled or run.
@@ -46,11 +47,14 @@ if TYPE_CHECKING:
     from jaxeff_export.latency import table_latency as table_latency
     from jaxeff_export.litert_files import LitertError as LitertError
     from jaxeff_export.litert_files import LitertFile as LitertFile
+    from jaxeff_export.litert_files import from_litert as from_litert
     from jaxeff_export.litert_files import to_litert as to_litert
     from jaxeff_export.onnx_files import OnnxError as OnnxError
     from jaxeff_export.onnx_files import OnnxFile as OnnxFile
     from jaxeff_export.onnx_files import from_onnx as from_onnx
     from jaxeff_export.onnx_files import to_onnx as to_onnx
+    from jaxeff_export.runtime import LoadedBundle as LoadedBundle
+    from jaxeff_export.runtime import load as load
     from jaxeff_export.schedules import TuningError as TuningError
     from jaxeff_export.targets import ARM_TARGETS as ARM_TARGETS
     from jaxeff_export.targets import C_TARGETS as C_TARGETS
@@ -73,8 +77,9 @@ _MODULES = {
     "compiler": ("compile_module",),
     "importer": ("StableHLOParseError", "UnsupportedOpError", "import_stablehlo"),
     "latency": ("channel_multiple", "measured_latency", "modelled_latency", "table_latency"),
-    "litert_files": ("LitertError", "LitertFile", "to_litert"),
+    "litert_files": ("LitertError", "LitertFile", "from_litert", "to_litert"),
     "onnx_files": ("OnnxError", "OnnxFile", "from_onnx", "to_onnx"),
+    "runtime": ("LoadedBundle", "load"),
     "schedules": ("TuningError",),
     "targets": (
         "ARM_TARGETS",

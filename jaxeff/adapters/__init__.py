@@ -35,12 +35,15 @@ several, members = jaxeff.ensemble(key, h, adapters, {"*": Members(3)},
 The first is Laplace-LoRA (Yang et al. 2024, arXiv 2308.13111), the second BLoB (Wang et al. 2024,
 arXiv 2406.11675); the members of the last share all that comes before the first adapter.
 
+`learner` makes a step that learns some of a network on a device, behind a body in whole numbers.
+
 Sharp edge: `h` closes over the frozen weights, so each compiled program holds them as constants.
 Where they are large, make them parameters that `frozen` leaves unchanged, and name the adapters in
 the calls above: `prior={"frozen/*": None}`, `laplace(..., only="adapters/*")`,
 `{"adapters/*": Members(3)}`.
 """
 
+from jaxeff.adapters._learner import learner as learner
 from jaxeff.adapters._lora import LoRA as LoRA
 from jaxeff.adapters._lora import frozen as frozen
 from jaxeff.adapters._lora import init_lora as init_lora

@@ -11,7 +11,8 @@ with `groups` one but for grouped convolutions. W is read as the function has it
 the adapters: under `jax.vmap` over several of them it is computed once.
 
 Sharp edges:
-    Adapters belong to parameters: all uses of a shared layer have the same ones.
+    Adapters belong to parameters: all uses of a shared layer have the same ones, those that read
+    the weight transposed (tied layers) too; factors are laid out for the first of them.
     A convolution's update is a convolution to `rank` channels, then one of single taps.
     Sites inside a loop over stacked parameters are refused, for their weight is another in every
     pass; a loop that closes over its parameters, and `remat`, are not.
@@ -25,17 +26,19 @@ References:
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxeff import core
-from jaxeff.compression.post_training import multiplications
+from jaxeff.compression.post_training import multiplications, producers, users, weight_entries
 from jaxeff.program import (
     Layer,
     Program,
@@ -74,12 +77,19 @@ class AdaptedLayer(NamedTuple):
         path: The parameter that the weight comes from.
         layer: The layer.
         contraction: The product of the layer.
+        turned: Whether the layer reads the weight transposed, as seen from its first use.
     """
 
     setting: LoRA
     path: str
     layer: Layer
     contraction: Contraction
+    turned: bool = False
+
+    def factors(self, adapter: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Returns the layer's own `a` and `b`."""
+        a, b = adapter["a"], adapter["b"]
+        return (b.mT, a.mT) if self.turned else (a, b)
 
 
 @core.validate()
@@ -146,6 +156,36 @@ def adapted(spec: Mapping[str, LoRA | None], program: Program) -> dict[str, Adap
             )
         contraction = Contraction.of(layer.op)
         layers[layer.site] = AdaptedLayer(chosen[layer.site], weight.path, layer, contraction)
+    return _as_first_used(program, layers)
+
+
+def _as_first_used(program: Program, layers: dict[str, AdaptedLayer]) -> dict[str, AdaptedLayer]:
+    """Tells which of several uses of a parameter read it as the first does, or transposed.
+
+    Raises:
+        ValueError: One reads it in another form.
+    """
+    makers = producers(program)
+    first: dict[str, tuple[str, Any]] = {}
+    shared = Counter(each.path for each in layers.values())
+    for site, each in layers.items():
+        if shared[each.path] == 1:
+            continue
+        places: Any = weight_entries(program, each.layer, makers)
+        if each.path not in first:
+            first[each.path] = site, places
+            continue
+        site_before, before = first[each.path]
+        known = places is not None and before is not None
+        if known and np.array_equal(places, before):
+            continue
+        turned = known and not each.contraction.is_convolution
+        if not (turned and np.array_equal(places.mT, before)):
+            raise ValueError(
+                f"lora can't act on {site!r} beside {site_before!r}: both read {each.path}, in "
+                "forms that no pair of factors is for. Leave one out with None."
+            )
+        layers[site] = each._replace(turned=True)
     return layers
 
 
@@ -168,6 +208,7 @@ def check_adapters(adapters: Any, layers: Mapping[str, AdaptedLayer]) -> None:
         )
     for site, each in layers.items():
         groups, inputs, outputs = each.contraction.matrix_shape
+        inputs, outputs = (outputs, inputs) if each.turned else (inputs, outputs)
         rank = each.setting.rank
         wanted = (groups, inputs, rank), (groups, rank, outputs)
         shapes = tuple(jnp.shape(adapters[each.path][name]) for name in ("a", "b"))
@@ -195,7 +236,7 @@ def _beside(setting: Any, layer: Layer, key: Any, *values: Any) -> Sequence[Any]
         x = operands[1 - contraction.side]
         if data is not None and jnp.shape(values[data]) == x.shape:
             x = values[data]
-        a, b = (adapter[name].astype(x.dtype) for name in ("a", "b"))
+        a, b = (factor.astype(x.dtype) for factor in each.factors(adapter))
         # Through the narrow middle: never the product of a and b, which is as large as W.
         if contraction.is_convolution:
             update = contraction.single_taps(core.bind(eqn, x, contraction.weight(a))[0], b)
@@ -238,6 +279,8 @@ def init_lora(
     check_settings(spec, LoRA, "an adapter, such as LoRA(8)")
     adapters: Adapters = {}
     for each in adapted(spec, trace(f, params, *core.as_arguments(batch))).values():
+        if each.path in adapters:
+            continue
         groups, inputs, outputs = each.contraction.matrix_shape
         dtype, rank = each.layer.outputs[0].aval.dtype, each.setting.rank
         site_key = jax.random.fold_in(key, zlib.crc32(each.path.encode()))
@@ -276,14 +319,24 @@ def merge_lora(
     check_adapters(adapters, layers)
     by_site, refused = multiplications(program)
     leaves, structure = jax.tree.flatten(params)
-    for path, site in {each.path: site for site, each in layers.items()}.items():
+    merged: dict[str, Any] = {}
+    for site, each in layers.items():
         if site not in by_site:
             raise ValueError(
                 f"merge_lora: {site!r} can't be merged: {refused.get(site, 'no weight')}"
             )
+        scale = each.setting.scale
+        if not np.array_equal(merged.setdefault(each.path, scale), scale):
+            raise ValueError(
+                f"merge_lora: {site!r} and another use of {each.path} multiply its update by "
+                f"{scale} and {merged[each.path]}: give both one setting, or keep the adapters "
+                "apart"
+            )
+    for path in merged:
+        site = next(site for site, each in layers.items() if each.path == path)
         _check_readers(program, path, layers)
         origin, factors = by_site[site].origin, adapters[path]
-        update = layers[site].setting.scale * (factors["a"] @ factors["b"])
+        update = merged[path] * (factors["a"] @ factors["b"])
         weight_update = by_site[site].contraction.weight(update)
         leaf = jnp.asarray(leaves[origin.leaf])
         moved = origin.to_leaf(weight_update.astype(origin.target.aval.dtype), leaf)
@@ -292,11 +345,7 @@ def merge_lora(
 
 
 def _check_readers(program: Program, path: str, layers: Mapping[str, AdaptedLayer]) -> None:
-    others = [
-        layer.site
-        for layer in program.sites
-        if layer.site not in layers and any(v.is_weight and path in v.leaves for v in layer.inputs)
-    ]
+    others = [site for site in users(program, path) if site not in layers]
     if others:
         raise ValueError(
             f"merge_lora: {', '.join(others)} reads {path}, too, and has no adapter: merging would "

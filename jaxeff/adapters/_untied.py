@@ -34,7 +34,7 @@ from jaxtyping import Array
 
 from jaxeff.core import as_arguments, parameter_tree, read_once, string, validate
 from jaxeff.program import Layer, Program, evaluate, interpret_sites, plain_rule, trace
-from jaxeff.program.ir import Contraction, Node, Value, run_nodes
+from jaxeff.program.ir import Contraction, Node, Value, making, run_nodes
 from jaxeff.program.reading import argument_leaves
 
 
@@ -101,14 +101,8 @@ def _parts(layer: Layer) -> tuple[list[Node], Value, list[Node]]:
     product = layer.op
     assert product is not None
     weight = product.inputs[Contraction.of(product).side]
-    before, after, needed = [], [], {weight}
-    for node in reversed(layer.nodes):
-        if needed.isdisjoint(node.outputs):
-            after.append(node)
-        else:
-            before.append(node)
-            needed.update(node.values)
-    return before[::-1], weight, after[::-1]
+    before = making(layer.nodes, [weight])
+    return before, weight, [node for node in layer.nodes if node not in before]
 
 
 def _replaced(kernel: Any, layer: Layer, key: Any, *values: Any) -> Any:

@@ -54,7 +54,7 @@ from jaxeff.bayes._precision import (
     warn_of_negative,
 )
 from jaxeff.bayes.posteriors import Likelihood, resolve_likelihood
-from jaxeff.core import bind
+from jaxeff.core import bind, kept_program
 from jaxeff.program import Layer, evaluate, plain_rule, trace
 from jaxeff.program.ir import Contraction, Node, run_nodes
 from jaxeff.program.reading import argument_leaves
@@ -340,7 +340,7 @@ def site_precision(structure: str, rank: int, problem: SiteProblem) -> tuple[Blo
     """
     f, params, data, weights, likelihood, size, labels = problem
     if structure == "lowrank":
-        log_likelihood = partial(_log_likelihood, f=f, likelihood=likelihood)
+        log_likelihood = kept_program(partial(_log_likelihood, f=f, likelihood=likelihood))
         return _low_rank(problem, rank), summed(log_likelihood, params, batches(data, size))
     examples = len(jax.tree.leaves(data)[0])
     # A slope has a gradient of each example by the weights that are one vector; kernels' factors
@@ -352,7 +352,7 @@ def site_precision(structure: str, rank: int, problem: SiteProblem) -> tuple[Blo
         _batch_factors, f=f, weights=weights, likelihood=likelihood, structure=structure,
         draws=0 if labels is None else labels.draws,
     )  # fmt: skip
-    total, log_likelihood = summed(part, params, _equal_batches((*data, keys), size))
+    total, log_likelihood = summed(kept_program(part), params, _equal_batches((*data, keys), size))
     # Small matrices of many shapes: on the host none is compiled for.
     factors: Any = jax.tree.map(np.asarray, total)
     if structure == "full":
@@ -361,7 +361,6 @@ def site_precision(structure: str, rank: int, problem: SiteProblem) -> tuple[Blo
     return Blocks(tuple(map(_of_factors, factors))), log_likelihood
 
 
-@partial(jax.jit, static_argnames=("f", "likelihood"))
 def _log_likelihood(
     params: Any, x: Any, targets: Any, *, f: Callable[..., Any], likelihood: Likelihood
 ) -> Array:
@@ -369,7 +368,6 @@ def _log_likelihood(
     return log_prob.sum()
 
 
-@partial(jax.jit, static_argnames=("f", "weights", "likelihood", "structure", "draws"))
 def _batch_factors(
     params: Any,
     count: Any,
@@ -529,7 +527,6 @@ def _low_rank(problem: SiteProblem, rank: int) -> Blocks:
 
     f, params, data, weights, likelihood, size, _ = problem
 
-    @jax.jit
     def part(at: Any, x: Any, targets: Any) -> Array:
         params, vector = at
 
@@ -549,12 +546,13 @@ def _low_rank(problem: SiteProblem, rank: int) -> Blocks:
         ((back,),) = jax.vjp(outputs, packed)[1](bent)
         return back[:, 0]
 
+    program = kept_program(part)
     (start,) = weights.pack(params)
     dimensions = len(start)
 
     def times(vector: np.ndarray) -> np.ndarray:
         column = (jnp.asarray(vector.reshape(-1, 1), start.dtype),)
-        return np.asarray(summed(part, (params, column), batches(data, size)), np.float64)
+        return np.asarray(summed(program, (params, column), batches(data, size)), np.float64)
 
     operator = LinearOperator((dimensions, dimensions), matvec=times, dtype=np.float64)
     # A start of its own, so that the same data give the same result.

@@ -75,7 +75,13 @@ from jaxeff import core
 from jaxeff.bayes.posteriors import Draws, Likelihood, check_posterior, named_leaves
 from jaxeff.bayes.variational import CorrelatedPosterior, Flow, FullRank, LowRank
 from jaxeff.moment_propagation import Calibrated, Gaussian, is_gaussian
-from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
+from jaxeff.store import (
+    CheckpointError,
+    load_metadata,
+    load_pytree,
+    reading_errors,
+    save_pytree,
+)
 from jaxeff.weights import load_weights
 
 _DRAWS, _GAUSSIANS, _JOINT, _CALIBRATED = "draws", "gaussians", "joint", "calibrated"
@@ -155,6 +161,11 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
         CheckpointError: The file is damaged, holds no posterior, or one of another model; then a
             parameter that doesn't fit is named.
     """
+    with reading_errors(path):
+        return _read(path, params)
+
+
+def _read(path: str | os.PathLike[str], params: Any) -> Any:
     metadata, tree = load_metadata(path), load_pytree(path)
     kind = metadata.get("posterior")
     if kind == _DRAWS:

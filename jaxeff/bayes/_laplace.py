@@ -32,6 +32,8 @@ Sharp edges:
     An example's outputs are taken one by one by their Jacobians, and a decoder's are tokens times
     words: give a key, and curvature costs as many passes backward as labels are drawn;
     `posterior.linear_draws` predicts without Jacobians. Its last layer needs neither.
+    A second call with data of the same shapes compiles nothing where `f`, and a likelihood that is
+    a function, are the same objects.
     Evidence and curvature are those of the data given, without augmentation.
 
 References:
@@ -484,7 +486,6 @@ def _last_precision(
 ) -> tuple[Precision, Array]:
     """Computes the curvature of a last layer from its features, and the log-likelihood."""
 
-    @jax.jit
     def part(params: Any, x: Any, targets: Any) -> Any:
         features, out = weights.features(f, params, x), f(params, x)
         log_prob = resolve_likelihood(likelihood)(out).log_prob(targets)
@@ -497,5 +498,7 @@ def _last_precision(
         sums = _curvature.batch_curvature(structure, rows, outputs, each, likelihood)
         return jnp.asarray(len(rows)), sums, log_prob.sum()
 
-    examples, sums, log_likelihood = _curvature.summed(part, params, _curvature.batches(data, size))
+    examples, sums, log_likelihood = _curvature.summed(
+        core.kept_program(part), params, _curvature.batches(data, size)
+    )
     return precision(structure, sums, examples, weights.pack(params).shape), log_likelihood

@@ -19,7 +19,7 @@ Sharp edges:
     Values stay floating-point numbers on a grid; `quantize` makes true integer codes.
     The straight-through gradient of `Int` is one everywhere, also where a fixed range clamps.
     Integer arrays are left alone. Around `jaxeff.moments`, means are rounded and variances kept, as
-    inside of it; around `moments(f, correlations=True)` and `integer` it is refused.
+    inside of it; around `moments(f, method="linear")` and `integer` it is refused.
     An embedding is a look-up, which `"*"` doesn't match: name its site.
 """
 
@@ -34,7 +34,14 @@ from jaxtyping import Array
 
 from jaxeff.compression import numerics
 from jaxeff.core import read_once, single_key, validate
-from jaxeff.moment_propagation.dependence import SHARED, Labels, Lineage, follow_lineages, identity
+from jaxeff.moment_propagation.dependence import (
+    SHARED,
+    Labels,
+    Lineage,
+    follow_lineages,
+    identity,
+    is_common,
+)
 from jaxeff.program import (
     Rule,
     at_sites,
@@ -444,7 +451,7 @@ def sample_axes(layer: Layer, value: Value, read: bool) -> tuple[int, ...] | Non
     summed, batched = _product_axes(layer, value) if read else ((), ())
     spare = rank - 1 - len(summed) if read else rank - 2  # an axis at least is covered by a range
     # `vmap` puts draws in front of the samples, where no axis comes from the data.
-    draws = [i for i in range(samples) if labels[i] == SHARED and i not in summed]
+    draws = [i for i in range(samples) if is_common(labels[i]) and i not in summed]
     draws = draws[: max(spare, 0)]
     return tuple(sorted({samples, *draws, *batched}))
 

@@ -6,7 +6,7 @@ everything still traces.
 """
 
 import sys
-from collections.abc import Iterable
+from importlib import import_module, metadata
 from typing import Any
 
 import flax.linen as nn
@@ -14,9 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-
-TOLERANCE = 0.01
-"""Largest accepted deviation of a probability sum from 1: ten bfloat16 values round by less."""
 
 
 def check_key(where: str, key: Any) -> None:
@@ -85,12 +82,11 @@ def check_params(where: str, params: Any) -> None:
             "give jaxeff.bayes.to_gaussians(posterior), or call jaxeff.bayes.predict"
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not _is_array(leaf):
+        if not is_array(leaf):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            way_out = ": give arrays, x.numpy()" if _is_tensor(leaf) else ""
             raise TypeError(
                 f"{where} must be a pytree of arrays, but {name or 'it'} is "
-                f"{describe_value(leaf)}{way_out}"
+                f"{describe_value(leaf)}{way_to_array(leaf) or ''}"
             )
 
 
@@ -107,136 +103,30 @@ def is_of(model: Any, package: str, kind: str) -> bool:
     return package in sys.modules and isinstance(model, getattr(sys.modules[package], kind, ()))
 
 
-def check_examples(where: str, data: Any) -> None:
-    """Checks data of an inference: ``(*inputs, targets)``.
-
-    Args:
-        where: name in error messages.
-        data: A tuple or list of arrays or pytrees of arrays.
-
-    Raises:
-        TypeError: It is something else, or a leaf is no array.
-        ValueError: There are no targets.
-    """
-    if not isinstance(data, tuple | list):
-        raise TypeError(
-            f"{where} must be (*inputs, targets), such as (images, labels), "
-            f"not {describe_value(data)}"
-        )
-    if len(data) < 2:
-        raise ValueError(f"{where} must be (*inputs, targets), such as (images, labels)")
-    check_params(where, tuple(data))
-
-
-def check_labels(
-    where: str,
-    labels: Any,
-    classes: int,
-    batch: tuple[int, ...] | None = None,
-    *,
-    positions: tuple[int, ...] = (),
-) -> None:
-    """Checks integer class labels, their range where they are concrete.
-
-    Args:
-        where: What an error message calls them.
-        labels: Integers, one for each example, or for each of its positions.
-        classes: Number of classes.
-        batch: The shape of the examples; one axis of any length, and `positions`, if None.
-        positions: Axes behind that of the examples, such as the tokens of a text.
-
-    Raises:
-        TypeError: They have another dtype or shape.
-        ValueError: One is out of range.
-    """
-    if not _is_array(labels) and not isinstance(labels, list | tuple):
-        raise TypeError(f"{where} must be integer class labels, not {describe_value(labels)}")
-    shape, dtype = np.shape(labels), jnp.result_type(labels)
-    fits = bool(shape) and shape[1:] == positions if batch is None else shape == batch
-    if not jnp.issubdtype(dtype, jnp.integer) or not fits:
-        axes = ("examples", *positions) if batch is None else batch
-        wanted = f"[{', '.join(map(str, axes))}]"
-        raise TypeError(
-            f"{where} must be integer class labels of shape {wanted}, not {dtype}{list(shape)}"
-        )
-    if isinstance(labels, jax.core.Tracer) or not np.size(labels):
-        return
-    values = np.asarray(labels)  # numpy's own, also while something else is traced
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high >= classes:
-        raise ValueError(
-            f"{where}: there are {classes} classes, so labels must be 0 to {classes - 1}; found "
-            f"{low} to {high}"
-        )
-
-
-def check_probs(where: str, probs: Any, *, logs: bool = False) -> None:
-    """Checks class probabilities on the last axis, or their logarithms; values where concrete.
-
-    Args:
-        where: What an error message calls them.
-        probs: ``[..., classes]``; rows that hold NaN pass, so that it stays visible.
-        logs: Whether they are logarithms.
-
-    Raises:
-        TypeError: They are no floating-point array.
-        ValueError: Rows don't sum to one within `TOLERANCE`, or an entry lies outside 0 to 1.
-    """
-    way_out = (
-        "jax.nn.log_softmax(logits), or predictive_log_probs of samples' logits"
-        if logs
-        else "jax.nn.softmax(logits), or jnp.exp(predictive_log_probs(logits)) of samples'"
-    )
-    kind = "log-probabilities" if logs else "probabilities"
-    array = isinstance(probs, jax.Array | np.ndarray) and np.ndim(probs) > 0
-    if not array or not jnp.issubdtype(probs.dtype, jnp.floating):
-        raise TypeError(
-            f"{where} must be an array of {kind}, not {describe_value(probs)}; {way_out}"
-        )
-    if not np.size(probs):
-        raise ValueError(f"{where} is empty: its shape is {np.shape(probs)}")
-    if isinstance(probs, jax.core.Tracer):
-        return
-    # In float64: sums of thousands of classes in bfloat16 would miss 1 by their own rounding.
-    values = np.asarray(probs, np.float64)
-    values = np.exp(values) if logs else values
-    sums, low = values.sum(-1), values.min(-1, initial=0.0)
-    # Comparisons with NaN are false, so rows that hold it pass and it shows in the result.
-    wrong = (np.abs(sums - 1) > TOLERANCE) | (low < -TOLERANCE)
-    if wrong.any():
-        raise ValueError(
-            f"{where} must be {kind}, but {int(wrong.sum())} of {wrong.size} rows don't sum to one "
-            f"or hold negative entries (the first sums to {sums[wrong].ravel()[0]:.3g}); if they "
-            f"are logits, give {way_out}"
-        )
-
-
-def check_scores(where: str, arrays: Iterable[tuple[str, Any]]) -> None:
-    """Checks vectors of scores: one axis and at least one entry each.
-
-    Raises:
-        TypeError: One is something else.
-    """
-    for name, array in arrays:
-        is_array = isinstance(array, jax.Array | np.ndarray)
-        if not is_array or np.ndim(array) != 1 or not np.size(array):
-            raise TypeError(
-                f"{where}: {name} must be scores of shape [n], at least one, "
-                f"not {describe_value(array)}"
-            )
-
-
-def _is_array(x: Any) -> bool:
-    scalar = isinstance(x, bool | int | float | complex)
+def is_array(x: Any) -> bool:
+    """Tells whether a value is an array of numbers or a number, of JAX's or NumPy's kind."""
     if isinstance(x, np.ndarray):
-        return x.dtype.kind not in "OSU"  # neither text nor objects
+        return x.dtype.kind not in "OSUMm" and x.dtype.names is None
     # Classes such as `np.float32` have these attributes too, and are callable.
     described = hasattr(x, "shape") and hasattr(x, "dtype") and not callable(x)
-    return scalar or (described and not _is_tensor(x))
+    number = isinstance(x, bool | int | float | complex)
+    return number or (described and way_to_array(x) is None)
 
 
-def _is_tensor(x: Any) -> bool:
-    return is_of(x, "torch", "Tensor")
+def way_to_array(x: Any) -> str | None:
+    """Says how an array of another library, or one of no numbers, becomes one; None of others."""
+    for method in ("to_numpy", "numpy"):  # pandas and Polars; PyTorch and TensorFlow
+        if hasattr(x, "shape") and callable(getattr(x, method, None)):
+            return f": give an array, x.{method}()"
+    if isinstance(x, np.ndarray) and x.dtype.kind == "O":
+        return ": rows of different lengths, or entries that are no numbers"
+    return None
+
+
+def describe_no_mapping(x: Any) -> str:
+    """Describes a value that came for a mapping, and where the mapping is, if it holds one."""
+    hint = ": give its .spec" if hasattr(x, "spec") else ""
+    return f"{describe_value(x)}{hint}"
 
 
 def describe_value(x: Any) -> str:
@@ -247,3 +137,43 @@ def describe_value(x: Any) -> str:
         kind = "" if isinstance(x, jax.Array | np.ndarray) else f"{type(x).__name__} "
         return f"{kind}{x.dtype}{list(x.shape)}"
     return f"a {type(x).__name__}"
+
+
+def optional(module: str, what: str, extra: str) -> Any:
+    """Imports a module that an extra brings.
+
+    Args:
+        module: its full name, such as ``"sklearn.datasets"``.
+        what: what needs it, the subject of the error's sentence.
+        extra: the extra of jaxeff's that installs it.
+
+    Raises:
+        ModuleNotFoundError: its package isn't installed.
+    """
+    package = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or package).partition(".")[0] != package:
+            raise
+        raise ModuleNotFoundError(
+            f"{what} needs {package}, which is optional: pip install 'jaxeff[{extra}]'",
+            name=error.name,
+        ) from error
+
+
+def plugins(group: str) -> dict[str, metadata.EntryPoint]:
+    """The entry points of a group by their names; none of them is loaded.
+
+    Raises:
+        ValueError: two distributions give different things the same name.
+    """
+    points: dict[str, metadata.EntryPoint] = {}
+    for point in metadata.entry_points(group=group):
+        other = points.setdefault(point.name, point)
+        if other.value != point.value:
+            raise ValueError(
+                f"two installed packages name {point.name!r} in {group!r}: {other.value} and "
+                f"{point.value}; uninstall one of them"
+            )
+    return points

@@ -23,7 +23,8 @@ import difflib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -31,10 +32,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxeff.core import _arguments as arguments
+from jaxeff.core import _misfits as misfits
 from jaxeff.core._arguments import describe_value
+from jaxeff.core._data import READERS, Check, as_arguments, parameter_tree, warn_of_scale
 from jaxeff.core._settings import check_choice, check_count, check_number
-
-Check = Callable[[str, Any], None]
 
 
 def single_key(where: str, value: Any) -> None:
@@ -155,7 +156,8 @@ def static_integers(low: int = 0) -> Check:
 def string_mapping(where: str, value: Any) -> None:
     """Checks for a mapping whose keys are strings."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{where} must be a mapping by name, not {describe_value(value)}.")
+        told = arguments.describe_no_mapping(value)
+        raise TypeError(f"{where} must be a mapping by name, not {told}.")
     for name in value:
         if not isinstance(name, str):
             raise TypeError(f"{where} must be a mapping by name, but {name!r} is no string.")
@@ -212,178 +214,10 @@ def optax_optimizer(where: str, value: Any) -> None:
         )
 
 
-def parameter_tree(where: str, value: Any) -> None:
-    """Checks for a pytree of parameters."""
-    if value is None:
-        raise TypeError(f"{where} must be a pytree of arrays, not None.")
-    arguments.check_params(where, value)
-
-
 def posterior_like(where: str, value: Any) -> None:
     """Checks for a posterior of any kind, or a pytree of Gaussians."""
     if not hasattr(value, "to_gaussians") or isinstance(value, type):
         parameter_tree(where, value)
-
-
-def as_arguments(batch: Any) -> tuple[Any, ...]:
-    """Returns a function's inputs as a tuple: a batch is one of them, or a tuple of all."""
-    return batch if isinstance(batch, tuple) else (batch,)
-
-
-READERS: set[Check] = set()
-"""Checks that read what arrays hold: `validate` runs them last."""
-
-
-def _reads(check: Check) -> Check:
-    READERS.add(check)
-    return check
-
-
-def input_batches(where: str, value: Any) -> None:
-    """Checks batches of inputs; those of a list or tuple one by one."""
-    alone = isinstance(value, str | Mapping) or hasattr(value, "dtype")
-    if alone or not hasattr(value, "__iter__"):
-        raise TypeError(
-            f"{where} must be a list of batches, or an iterator, not {describe_value(value)}."
-        )
-    # Anything else may be an iterator, which looking would use up.
-    if isinstance(value, list | tuple):
-        for i, one in enumerate(value):
-            input_batch(f"{where}[{i}]", one)
-
-
-def boolean_mask(where: str, value: Any) -> None:
-    """Checks for an array of booleans with one axis."""
-    if getattr(value, "dtype", None) != np.bool_ or np.ndim(value) != 1:
-        raise TypeError(
-            f"{where} must be an array of booleans of one axis, not {describe_value(value)}."
-        )
-
-
-@_reads
-def input_batch(where: str, value: Any) -> None:
-    """Checks a pytree of inputs: none of its arrays is empty, none holds NaN."""
-    parameter_tree(where, value)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        _check_values(f"{where}{f', {name},' if name else ''}", leaf)
-
-
-@_reads
-def aligned_arrays(where: str, value: Any) -> None:
-    """Checks for at least one array, all with the same number of examples; NaN is allowed."""
-    parameter_tree(where, value)
-    leaves = jax.tree.leaves(value)
-    for leaf in leaves:
-        _check_values(where, leaf, nan=True)
-    if not leaves:
-        raise ValueError(f"{where} holds no arrays.")
-    _check_lengths(where, value)
-
-
-def real_array(*ranks: int, nan: bool = False, empty: bool = False) -> Check:
-    """Makes a check for an array of real numbers, or nested lists of them.
-
-    Args:
-        *ranks: Numbers of axes that it may have; any if none is given.
-        nan: Whether it may hold NaN, which then shows in the result.
-        empty: Whether it may have no entries.
-    """
-
-    def check(where: str, value: Any) -> None:
-        shape, dtype = _shape_and_dtype(where, value)
-        if not any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, jnp.integer, jnp.floating)):
-            raise TypeError(f"{where} must be an array of real numbers, not {dtype}{list(shape)}.")
-        if ranks and len(shape) not in ranks:
-            axes = " or ".join(map(str, ranks))
-            raise ValueError(f"{where} must be an array of {axes} axes, not of shape {shape}.")
-        _check_values(where, value, nan, empty)
-
-    return _reads(check)
-
-
-def integer_array(*ranks: int) -> Check:
-    """Makes a check for an array of whole numbers."""
-    numbers = real_array(*ranks)
-
-    def check(where: str, value: Any) -> None:
-        shape, dtype = _shape_and_dtype(where, value)
-        if not jnp.issubdtype(dtype, jnp.integer):
-            raise TypeError(f"{where} must be an array of integers, not {dtype}{list(shape)}.")
-        numbers(where, value)
-
-    return check
-
-
-_LABELS = integer_array(1)
-
-
-@_reads
-def supervised_data(where: str, value: Any) -> None:
-    """Checks the data of an inference, `(*inputs, targets)`, at least one example."""
-    arguments.check_examples(where, value)
-    input_batch(where, tuple(value))
-    _check_lengths(where, value)
-
-
-@_reads
-def labelled_data(where: str, value: Any) -> None:
-    """Checks a classifier's inputs and labels, at least one of each."""
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise TypeError(f"{where} must be a pair (inputs, labels), not {describe_value(value)}.")
-    input_batch(where, tuple(value))
-    _check_lengths(where, value)
-    _LABELS(f"{where}, the labels,", value[1])
-    if _concrete(value[1]) and (low := int(np.asarray(value[1]).min())) < 0:
-        raise ValueError(f"{where}: labels must be 0 or more; found {low}.")
-
-
-def _shape_and_dtype(where: str, value: Any) -> tuple[tuple[int, ...], Any]:
-    try:
-        told_shape = np.shape(value)
-        dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{where} must be an array of numbers, not {describe_value(value)}."
-        ) from None
-    if value is None or isinstance(value, str):
-        raise TypeError(f"{where} must be an array of numbers, not {describe_value(value)}.")
-    return told_shape, dtype
-
-
-def _check_lengths(where: str, value: Any) -> None:
-    """Checks that arrays have as many examples as each other."""
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(value)]
-    if any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
-        raise ValueError(
-            f"{where} must be arrays with the same number of examples on their first axes, not of "
-            f"shapes {', '.join(map(str, shapes))}."
-        )
-
-
-def _check_values(where: str, value: Any, nan: bool = False, empty: bool = False) -> None:
-    """Checks that an array has entries, and none that is NaN where they are concrete."""
-    shape = np.shape(value)
-    if not empty and 0 in shape:
-        raise ValueError(f"{where} is empty: its shape is {shape}; give one example or more.")
-    dtype = getattr(value, "dtype", None)
-    if nan or not _concrete(value) or (dtype is not None and not _is_inexact(dtype)):
-        return
-    # NumPy's own, also while something else is traced.
-    is_nan = np.isnan(np.asarray(value, None if dtype is not None else float))
-    if is_nan.any():
-        raise ValueError(f"{where} holds NaN, in {int(is_nan.sum())} of {is_nan.size} entries.")
-
-
-def _is_inexact(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.inexact)
-
-
-def _concrete(value: Any) -> bool:
-    """Tells whether values are known: not traced, no mere shape, no other process's."""
-    if isinstance(value, jax.Array):
-        return not isinstance(value, jax.core.Tracer) and value.is_fully_addressable
-    return not isinstance(value, jax.ShapeDtypeStruct)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -425,10 +259,12 @@ def validate(**checks: Check | None) -> Callable[[F], F]:
     def held(run: F) -> F:
         plan = _plan(run, checks)
         parameters = inspect.signature(run).parameters
+        NAMES.add(run.__name__)
 
         @functools.wraps(run)
         def checked(*args: Any, **kwargs: Any) -> Any:
             _check_keywords(run, parameters, kwargs)
+            args, kwargs, seen = _without_result(parameters, args, kwargs)
             for name, position, several, optional, check in plan:
                 if several:
                     for i, value in enumerate(args[position:]):
@@ -443,11 +279,112 @@ def validate(**checks: Check | None) -> Callable[[F], F]:
                     continue  # the default, or Python's own error
                 if not (value is None and optional):
                     check(f"{run.__name__}: {name}", value)
-            return run(*args, **kwargs)
+            if seen:
+                _compare(run, seen, args, kwargs)
+            try:
+                return run(*args, **kwargs)
+            except Exception as error:
+                if (told := _explained(run, error, args, kwargs)) is None:
+                    raise
+                for note in getattr(error, "__notes__", ()):
+                    told.add_note(note)
+                raise told from misfits.cause_of(error)
 
         return checked  # type: ignore[return-value]
 
     return held
+
+
+NAMES: set[str] = set()
+"""Names of the functions whose arguments are checked."""
+
+INPUTS: Mapping[str, Callable[[Any], tuple[Any, Any]]] = {
+    "args": lambda value: (value, None),
+    "batch": lambda value: (as_arguments(value), None),
+    "batches": lambda value: (as_arguments(value[0] if isinstance(value, list) else value), None),
+    "data": lambda value: (tuple(value[:-1]), value[-1]),
+    "calibrate": lambda value: (as_arguments(value), None),
+    "inputs": lambda value: (as_arguments(value), None),
+    "monitor": lambda value: (as_arguments(value), None),
+    "outside": lambda value: (as_arguments(value)[:1], None),
+    "validation": lambda value: (tuple(value[:-1]), value[-1]),
+    "x": lambda value: (as_arguments(value), None),
+}
+"""What the arguments that hold data give a function: its inputs, and their targets if any."""
+
+_CALLED = re.compile(r"(\w+): (\w+)\b")
+
+
+def _without_result(
+    parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Puts parameters in the place of a result of a training, and returns what inputs that saw.
+
+    A result carries the ranges of the data, which parameters alone can't: a leaf more, or arrays of
+    another class, would be other parameters.
+    """
+    if "params" not in parameters:
+        return args, kwargs, None
+    if (seen := getattr(kwargs.get("params"), "seen", None)) is not None:
+        return args, {**kwargs, "params": kwargs["params"].params}, seen
+    i = list(parameters).index("params")
+    if i < len(args) and (seen := getattr(args[i], "seen", None)) is not None:
+        return (*args[:i], args[i].params, *args[i + 1 :]), kwargs, seen
+    return args, kwargs, None
+
+
+def _held_inputs(values: Mapping[str, Any]) -> Iterable[tuple[str, Any, Any]]:
+    """Lists what arguments hold data: their names, inputs and targets."""
+    for name, value in values.items():
+        if name in INPUTS and value is not None:
+            try:
+                yield name, *INPUTS[name](value)
+                if name == "x" and isinstance(value, tuple):
+                    yield name, (value,), None  # where it is one argument
+            except (TypeError, LookupError):  # an iterator, or data of another form
+                continue
+
+
+def _compare(
+    run: Callable[..., Any], seen: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Warns of inputs of another scale than a training saw."""
+    values = inspect.signature(run).bind_partial(*args, **kwargs).arguments
+    for name, inputs, _ in _held_inputs(values):
+        warn_of_scale(f"{run.__name__}: {name}", inputs, seen, "the training")
+
+
+def _explained(
+    run: Callable[..., Any], error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Exception | None:
+    """Says an error in words of the call that was made; None if there is nothing to add.
+
+    Data that the function doesn't take are the outermost call's to explain: only its caller knows
+    them. What an inner call says of an argument with the same name is said of this one's.
+    """
+    parameters = inspect.signature(run).parameters
+    ours = misfits.is_own(error)
+    if isinstance(error, misfits.MisfitError) or not ours:
+        values = inspect.signature(run).bind_partial(*args, **kwargs).arguments
+        f, state = values.get("f", values.get("g")), values.get("state")
+        params = values.get("params", values.get("posterior"))
+        held = _held_inputs(values)
+        if "params" not in parameters and "args" in values and "posterior" not in parameters:
+            # Those that write files take (params, *inputs), and name what is kept as state.
+            state = None
+            params, *inputs = tuple(values["args"]) or (None,)
+            held = [("args", tuple(inputs), None)]
+        if callable(f):
+            call = f if state is None else lambda params, *each: f(params, state, *each)
+            for name, inputs, targets in held:
+                where = f"{run.__name__}: {name}"
+                told = misfits.misfit(where, call, params, inputs, error, targets)
+                if told is not None:
+                    return told
+    called = _CALLED.match(str(error)) if ours and len(error.args) == 1 else None
+    if called and called[1] in NAMES - {run.__name__} and called[2] in INPUTS.keys() & parameters:
+        error.args = (run.__name__ + str(error)[called.end(1) :],)
+    return None
 
 
 def forwards(target: Callable[..., Any], options: type) -> Callable[[F], F]:

@@ -48,6 +48,7 @@ class LibraryModel:
         restored: ``restored(params by path, state by path, kept by path)`` makes a model of the
             same library; ``kept`` says which indices of each axis a plan leaves, if there is one.
         keys: The keys of a path where they aren't its parts between slashes.
+        random: Paths of random streams that a state may hold or not.
     """
 
     run: Callable[[Any, Leaves, Leaves, tuple[Any, ...], dict[str, Any]], tuple[Any, Leaves]]
@@ -55,6 +56,7 @@ class LibraryModel:
     state: Leaves
     restored: Callable[[Leaves, Leaves, Kept], Any]
     keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    random: frozenset[str] = frozenset()
 
 
 def groups_left(kept: np.ndarray, groups: int) -> int:
@@ -181,7 +183,7 @@ def read_nnx(model: nnx.Module, method: Method, keyed: bool, mutable: bool) -> L
         nnx.update(copy, nnx.from_flat_state(leaves))
         return copy
 
-    return LibraryModel(run, params, state, restored)
+    return LibraryModel(run, params, state, restored, random=frozenset(random))
 
 
 def _layers_of(paths: Iterable[str]) -> list[str]:

@@ -22,28 +22,8 @@ def read_keras(
     model: keras.Model, examples: tuple[Any, ...], method: Method, keyed: bool, mutable: bool
 ) -> LibraryModel:
     """Reads a model: its trainable variables, and the others (frozen ones too) as state."""
+    _require_readable(model, examples, method)
     name = type(model).__name__
-    if keras.backend.backend() != "jax":
-        raise ValueError(
-            f"functional: {name} runs on Keras's {keras.backend.backend()!r} backend: set "
-            "KERAS_BACKEND=jax in the environment before Keras is imported, and load the model "
-            "there (model.save writes a file that any backend reads)."
-        )
-    if method is not None:
-        raise ValueError("functional: a Keras model is called as it is; it takes no method.")
-    if not model.built:
-        if not examples:
-            raise ValueError(
-                f"functional: {name} has no weights yet: give example inputs, "
-                "functional(model, x), or call it once."
-            )
-        model(*examples)
-    for layer in model._flatten_layers():
-        if getattr(layer, "stateful", False):
-            raise ValueError(
-                f"functional: {layer.name} is stateful: what it keeps from call to call is none of "
-                "the model's variables; build it with stateful=False and pass states on yourself."
-            )
     takes = inspect.signature(model.call).parameters.values()
     positional = [p.name for p in takes if p.kind is p.POSITIONAL_OR_KEYWORD]
     inputs = [name for name in positional if name not in ("training", "mask")]
@@ -102,6 +82,32 @@ def read_keras(
         return copy
 
     return LibraryModel(run, params, state, restored)
+
+
+def _require_readable(model: keras.Model, examples: tuple[Any, ...], method: Method) -> None:
+    """Refuses what can't be read, and builds a model that has no weights yet."""
+    name = type(model).__name__
+    if keras.backend.backend() != "jax":
+        raise ValueError(
+            f"functional: {name} runs on Keras's {keras.backend.backend()!r} backend: set "
+            "KERAS_BACKEND=jax in the environment before Keras is imported, and load the model "
+            "there (model.save writes a file that any backend reads)."
+        )
+    if method is not None:
+        raise ValueError("functional: a Keras model is called as it is; it takes no method.")
+    if not model.built:
+        if not examples:
+            raise ValueError(
+                f"functional: {name} has no weights yet: give example inputs, "
+                "functional(model, x), or call it once."
+            )
+        model(*examples)
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False):
+            raise ValueError(
+                f"functional: {layer.name} is stateful: what it keeps from call to call is none of "
+                "the model's variables; build it with stateful=False and pass states on yourself."
+            )
 
 
 def _shared_prefix(paths: list[str]) -> str:

@@ -18,7 +18,8 @@ import torch
 from torch.nn.utils import parametrize
 
 from jaxeff.core._from_jax import Kept, Leaves, LibraryModel, Method, groups_left
-from jaxeff.core._torchax import JittableModule, check_current, is_tensor, pytorch_environment
+from jaxeff.core._torch_tensors import Known, ModelTensor, check_current, is_tensor
+from jaxeff.core._torchax import Environment, JittableModule, OperatorNotFound, pytorch_environment
 
 
 def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: bool) -> LibraryModel:
@@ -37,6 +38,10 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
     others = {n: v for n, v in named.items() if n not in all_names}
     state = {_path(n): _array(v) for n, v in others.items()}
     names = {_path(n): n for n in (*trained, *others)}
+    # What the function closes over has values where it is traced too, and so has a tensor that is
+    # no buffer: PyTorch neither saves nor loads it.
+    loaded = {n for n, _ in module.named_buffers(remove_duplicate=False)} if mutable else set()
+    constants = {n: Known([state[_path(n)]].copy) for n in others if n not in loaded}
     environment = pytorch_environment()
 
     def run(
@@ -44,16 +49,18 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
     ) -> tuple[Any, Leaves]:
         arrays = {names[path]: leaf for path, leaf in {**params, **state}.items()}
         tensors = environment.j2t_iso(arrays)
+        for name, value in constants.items():
+            tensors[name].known = value
         tensors |= {n: tensors[first] for n, first in all_names.items()}
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in arrays.values())
-        args, kwargs = environment.j2t_iso(_to_arrays((args, kwargs), copied=traced))
+        args, kwargs = _to_tensors(environment, (args, kwargs), copied=traced)
         # Any key will do for a module that draws nothing; in training mode it draws the same again.
         drawn = _key(key) if key is not None else jax.random.key(0)
         called = "forward" if method is None else method
         # What a forward pass makes itself (`torch.zeros`, `torch.arange`) is an array of JAX too.
         with (
             environment, environment.override_property(prng=drawn), torch.device("jax"),
-            _hooked(module),
+            _hooked(module), _refusing(environment),
         ):  # fmt: skip
             result = callable_module.functional_call(called, tensors, {}, *args, **kwargs)
         for part in jax.tree.leaves(result, is_leaf=is_tensor):
@@ -75,6 +82,23 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
         return result
 
     return LibraryModel(run, params, state, restored)
+
+
+@contextlib.contextmanager
+def _refusing(environment: Environment) -> Iterator[None]:
+    """Says what to do about an operation that torchax doesn't know.
+
+    Raises:
+        NotImplementedError: There was one.
+    """
+    try:
+        yield
+    except OperatorNotFound as error:
+        raise NotImplementedError(
+            f"functional: torchax can't compute {environment.running} of PyTorch. Write it in the "
+            "module of operations that it can, or take the part of the model without it: "
+            "functional(model, method=...)."
+        ) from error
 
 
 def _author_module(model: torch.nn.Module) -> torch.nn.Module:
@@ -153,22 +177,29 @@ def _array(tensor: torch.Tensor) -> jax.Array:
     return jax.numpy.asarray(tensor.numpy())
 
 
-def _to_arrays(tree: Any, copied: bool) -> Any:
-    """Returns inputs with NumPy's arrays and PyTorch's tensors as JAX arrays, perhaps copies.
+def _to_tensors(environment: Environment, tree: Any, copied: bool) -> Any:
+    """Returns inputs with JAX's and NumPy's arrays and PyTorch's tensors as the environment's.
 
     In a function that is traced a copy is abstract, as parameters are: code that asks whether it is
     traced, as transformers' does before it looks at values, would be told by an input that isn't.
+    The copy's value stays known to what can't do without it, such as lengths.
     """
 
     def converted(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            leaf = _array(leaf)
-        if isinstance(leaf, np.ndarray):
-            leaf = jax.numpy.asarray(leaf)
-        known = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
-        return jax.numpy.copy(leaf) if copied and known else leaf
+        with jax.ensure_compile_time_eval():
+            if isinstance(leaf, torch.Tensor):
+                leaf = _array(leaf)
+            if isinstance(leaf, np.ndarray):
+                leaf = jax.numpy.asarray(leaf)
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        if isinstance(leaf, jax.core.Tracer) or not copied:
+            return ModelTensor(leaf, environment)
+        tensor = ModelTensor(jax.numpy.copy(leaf), environment)
+        tensor.known = Known([leaf].copy)
+        return tensor
 
-    return jax.tree.map(converted, tree, is_leaf=lambda leaf: isinstance(leaf, torch.Tensor))
+    return jax.tree.map(converted, tree, is_leaf=is_tensor)
 
 
 def _key(key: Any) -> Any:

@@ -1,9 +1,9 @@
 """Models of Flax and other libraries as pure functions with a pytree of parameters.
 
 Everything in jaxeff reads functions ``f(params, *args)``. `functional` makes one from a Flax NNX
-module, a Flax Linen module and its variables, a model of PyTorch, Keras or Equinox, or an ONNX
-file, so that all look the same from here on, and `restore` puts other parameters into the author's
-own model:
+module, a Flax Linen module and its variables, a model of PyTorch, Keras or Equinox, or a file of
+ONNX or LiteRT, so that all look the same from here on, and `restore` puts other parameters into the
+author's own model:
 
 ```python
 import jax
@@ -34,7 +34,8 @@ Sharp edges:
   normalizes by its batch: a `TrainingModeWarning` names such layers, of an NNX model when it is
   read, of a Linen module and of other methods when ``f`` is traced, for only then is it known.
 - With ``keyed=True`` every stream of random numbers that an NNX model holds starts from the key of
-  the call, whatever its seed was; a Linen module gets the key for all its streams.
+  the call, whatever its seed was; a Linen module gets the key for all its streams. Its state, which
+  has no streams, is one of the same model in inference, too: dropout beside batch norm.
 - ``train``/``eval`` behaviour stays the model's own: call ``model.eval()`` first (NNX), or pass
   the module's keyword such as ``train=False`` to ``f`` (Linen). Modules of PyTorch, Keras and
   Equinox infer unless ``mutable`` or ``keyed`` is asked for: then PyTorch's are in the mode they
@@ -50,6 +51,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -61,7 +63,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxeff.core import _from_jax as from_jax
-from jaxeff.core._arguments import check_key, is_of
+from jaxeff.core._arguments import check_key, is_of, plugins
 from jaxeff.core._checks import parameter_tree, validate
 from jaxeff.core._from_jax import (
     ChannelPlan,
@@ -77,6 +79,11 @@ __all__ = ["NEW_STATE_TAG", "STATE_TAG", "TrainingModeWarning", "functional", "r
 
 STATE_TAG = "jaxeff.state:"
 NEW_STATE_TAG = "jaxeff.new_state:"
+DOORS = "jaxeff.doors"
+"""Group of entry points that read models of further libraries."""
+_ONNX = ("jaxeff_export.onnx_files", "read_onnx_model")
+_FILES = {".onnx": _ONNX, ".tflite": ("jaxeff_export.litert_files", "read_litert_model")}
+"""Packages that read files by their ending, and their readers."""
 
 Params = dict[str, Any]
 State = dict[str, Any]
@@ -98,13 +105,15 @@ def functional(
 def functional(
     model: Any, *args: Any, mutable: bool = False, keyed: bool = False, method: Method = None
 ) -> tuple[Callable[..., Any], Params] | tuple[Callable[..., Any], Params, State]:
-    """Makes a model of Flax, PyTorch, Keras, Equinox or ONNX a pure function and its parameters.
+    """Makes a model of Flax, PyTorch, Keras, Equinox or a file a pure function and its parameters.
 
     Args:
       model: A ``flax.nnx.Module``; a ``flax.linen.Module``, bound or not; a ``torch.nn.Module``
         (``pip install jaxeff[torch]``); a Keras 3 model on the JAX backend; an
-        ``equinox.Module``; the path of an ``.onnx`` file or an ``onnx.ModelProto``
-        (``pip install jaxeff[onnx]``). It is not changed.
+        ``equinox.Module``; the path of a ``.tflite`` or ``.onnx`` file, or an ``onnx.ModelProto``
+        (``pip install jaxeff[onnx]``). It is not changed. A model of another library is read by an
+        installed package that has an entry point in the group `jaxeff.doors`, named as that
+        library's package: a function of the model and ``args`` to ``(f, params)``.
       *args: For a Linen module that is not bound, what ``module.init`` returned; it overrides the
         variables of a bound one. For a Keras model that has no weights yet, inputs to build it by.
         None otherwise.
@@ -147,8 +156,9 @@ def functional(
     reading = _read(model, args, method, keyed, mutable)
     run, params, state, keys = reading.run, reading.params, reading.state, reading.keys
     channels = "first" if is_of(model, "torch.nn", "Module") else None
-    channels = "last" if isinstance(model, nnx.Module | nn.Module) else channels
-    name = Path(model).stem if _is_onnx_path(model) else type(model).__name__
+    if isinstance(model, nnx.Module | nn.Module) or _ending(model) == ".tflite":
+        channels = "last"
+    name = Path(model).stem if _ending(model) in _FILES else type(model).__name__
     expected_params = {path: _spec(leaf) for path, leaf in params.items()}
     expected_state = {path: _spec(leaf) for path, leaf in state.items()}
 
@@ -156,10 +166,18 @@ def functional(
         key: Any, params: Params, state: State, /, *args: Any, **kwargs: Any
     ) -> tuple[Any, State]:
         fitted = _fit(params, expected_params, "parameter", name)
-        before = _tag(_fit(state, expected_state, "state", name), STATE_TAG)
+        complete, besides, added = _with_streams(state, reading)
+        before = _tag(_fit(complete, expected_state, "state", name), STATE_TAG)
         with _inputs_named(name, args, channels):
             result, after = run(key, fitted, before, args, kwargs)
-        return result, nest(_tag(after, NEW_STATE_TAG), keys)
+        # An untouched leaf is the very object it was: the call drew from all others.
+        for path in sorted(p for p in added if after[p] is not before[p]):
+            raise ValueError(
+                f"{name}: state {path!r} is missing, from which the model draws: in training give "
+                "keyed=True to functional, for inference call model.eval() before."
+            )
+        kept = {path: leaf for path, leaf in after.items() if path not in added}
+        return result, nest(_tag(kept, NEW_STATE_TAG) | besides, keys)
 
     nested_params = nest(params, keys)
     if mutable:
@@ -278,6 +296,8 @@ def _read(
         from jaxeff.core._from_keras import read_keras  # Keras is imported only for its models
 
         return read_keras(model, args, method, keyed, mutable)
+    if (door := _installed_door(model)) is not None:
+        return _read_through(door, model, args, (method, keyed, mutable))
     if args:
         raise TypeError(
             "functional: argument 1 beside the model is for Linen's variables and Keras's inputs; "
@@ -291,19 +311,70 @@ def _read(
         return read_torch(model, method, keyed, mutable)
     if is_of(model, "equinox", "Module"):
         return from_jax.read_equinox(model, method, keyed, mutable)
-    if _is_onnx_path(model) or is_of(model, "onnx", "ModelProto"):
+    if isinstance(model, LibraryModel):
+        return model  # read already
+    ending = ".onnx" if is_of(model, "onnx", "ModelProto") else _ending(model)
+    if ending in _FILES:
+        package, reader = _FILES[ending]
         try:
-            # ONNX is read beside where it is written, in a package that this one runs without and
-            # is never built on: only a model that needs it loads it.
-            onnx_files = import_module("jaxeff_export.onnx_files")
+            # Files are read beside where they are written, in a package that this one runs without
+            # and is never built on: only a model that needs it loads it.
+            files = import_module(package)
         except ImportError as error:
-            raise ImportError("functional: an ONNX file is read by jaxeff_export.") from error
-        library_model: LibraryModel = onnx_files.read_onnx_model(model)
+            raise ImportError(f"functional: a file {ending} is read by jaxeff_export.") from error
+        library_model: LibraryModel = getattr(files, reader)(model)
         return library_model
     raise TypeError(
         "functional: model must be a module of Flax (NNX or Linen), PyTorch, Keras or Equinox, or "
-        f"the path of an .onnx file, not {name}; {_way_out(model)}."
+        f"the path of an .onnx or .tflite file, not {name}; {_way_out(model)}."
     )
+
+
+def _installed_door(model: Any) -> EntryPoint | None:
+    """Finds the plug-in that reads a model: it is named as the package of one of its classes."""
+    packages = [each.__module__.partition(".")[0] for each in type(model).__mro__]
+    installed = plugins(DOORS)
+    return next((installed[name] for name in packages if name in installed), None)
+
+
+def _read_through(
+    door: EntryPoint, model: Any, args: tuple[Any, ...], options: tuple[Method, bool, bool]
+) -> LibraryModel:
+    """Reads a model by a plug-in, which gives a pure function and its parameters."""
+    if any(options):
+        raise TypeError(
+            f"functional: {door.value} reads a {type(model).__name__} without method, keyed or "
+            "mutable: leave them out."
+        )
+    f, params = door.load()(model, *args)
+
+    def run(key: Any, fitted: Any, state: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        del key
+        return f(nest(fitted, {}), *args, **kwargs), state
+
+    def restored(*_: Any) -> Any:
+        raise TypeError(f"restore: {door.value} reads models and writes none.")
+
+    return LibraryModel(run, flatten(params), {}, restored)
+
+
+def _with_streams(state: Any, reading: LibraryModel) -> tuple[Any, dict[str, Any], set[str]]:
+    """Brings a state of a function with keys to one without, and the other way round.
+
+    Returns the state that the model takes, the random streams that it has no use for, and the
+    paths of those that the state left out: they are the model's own.
+    """
+    if not reading.random or not isinstance(state, Mapping):
+        return state, {}, set()
+    leaves = flatten(state)
+    besides = {p: leaf for p, leaf in leaves.items() if p in reading.random - reading.state.keys()}
+    added = {
+        path: leaf
+        for path, leaf in reading.state.items()
+        if path in reading.random - leaves.keys() and not isinstance(leaf, jax.ShapeDtypeStruct)
+    }
+    taken = {path: leaf for path, leaf in leaves.items() if path not in besides}
+    return taken | added, besides, set(added)
 
 
 def _way_out(model: Any) -> str:
@@ -315,8 +386,8 @@ def _way_out(model: Any) -> str:
     return "a pure function f(params, *args) needs no conversion"
 
 
-def _is_onnx_path(model: Any) -> bool:
-    return isinstance(model, (str, os.PathLike)) and Path(model).suffix == ".onnx"
+def _ending(model: Any) -> str:
+    return Path(model).suffix if isinstance(model, (str, os.PathLike)) else ""
 
 
 @contextlib.contextmanager

@@ -14,10 +14,13 @@ always returns a list.
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax._src import api_util, config, core, source_info_util
 from jax._src import linear_util as lu
 from jax._src.core import Atom, eval_jaxpr, jaxpr_as_fun, pvary_p, set_current_trace, trace_ctx
@@ -138,12 +141,15 @@ def bind(eqn: JaxprEqn, *values: Any, **changed: Any) -> list[Any]:
 
 def at_size(value: Any, size: int) -> Any:
     """Sets every size that may vary to one, in a shape or an equation's parameter."""
-    if is_symbolic_dim(value):
-        sizes: Any = dict.fromkeys(value._get_vars(), size)
-        return int(value._evaluate(sizes))
-    if isinstance(value, tuple | list):
-        return type(value)(at_size(part, size) for part in value)
-    return value
+
+    def known(part: Any) -> Any:
+        if not is_symbolic_dim(part):
+            return part
+        sizes: Any = dict.fromkeys(part._get_vars(), size)
+        return int(part._evaluate(sizes))
+
+    # Parameters are named tuples too: of axes, and of the functions behind a random key.
+    return jax.tree.map(known, value)
 
 
 class Derivative(NamedTuple):
@@ -421,6 +427,9 @@ def _lower_export_composite(
         if ctx.module_context.shape_poly_state.dim_vars:
             return _called(ctx, args, jaxpr, operator, attributes)
         return mlir.lower_fun(_composite(jaxpr, operator, attributes))(ctx, *args)
+    on_cpu = tuple(ctx.module_context.platforms) == ("cpu",)
+    if on_cpu and (codes := _windows_of_codes(jaxpr)):
+        return mlir.lower_fun(functools.partial(_by_floats, jaxpr, codes))(ctx, *args)
     # Compiled here, the body is inlined: XLA fuses across the call.
     results, tokens = mlir.jaxpr_subcomp(
         ctx.module_context,
@@ -435,6 +444,82 @@ def _lower_export_composite(
     )
     ctx.set_tokens_out(tokens)
     return results
+
+
+_EXACT = 1 << 24
+"""Whole numbers up to here are float32's, and so are their sums, in any order."""
+
+
+def _windows_of_codes(jaxpr: Any) -> dict[Var, tuple[Var, Var]]:
+    """Finds convolutions of codes of eight bits that are widened to int32.
+
+    XLA has no kernel of them on a CPU: its loops take a hundred times as long as a product of
+    floats.
+
+    Args:
+        jaxpr: The body of a composite.
+
+    Returns:
+        By the result the codes, which are whole numbers of at most eight bits.
+    """
+    narrow: dict[Any, Var] = {}
+    convolutions = {}
+    for equation in jaxpr.jaxpr.eqns:
+        (result, *_) = equation.outvars
+        if equation.primitive is primitives.convert_element_type_p:
+            (operand,) = equation.invars
+            if operand.aval.dtype in (np.int8, np.uint8) and result.aval.dtype == np.int32:
+                narrow[result] = operand
+        elif equation.primitive is primitives.conv_general_dilated_p:
+            x, w = equation.invars
+            if x in narrow and w in narrow and equation.params["batch_group_count"] == 1:
+                convolutions[result] = narrow[x], narrow[w]
+    return convolutions
+
+
+def _by_floats(jaxpr: Any, codes: Mapping[Var, tuple[Var, Var]], *operands: Any) -> list[Any]:
+    """Computes a body whose convolutions of codes are ones of floats, bit for bit the same."""
+    values = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+    values |= zip(jaxpr.jaxpr.invars, operands, strict=True)
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for equation in jaxpr.jaxpr.eqns:
+        if equation.outvars[0] in codes:
+            x, w = map(read, codes[equation.outvars[0]])
+            results = [_exact_windows(x, w, equation.params)]
+        else:
+            results = bind(equation, *map(read, equation.invars))
+        values |= zip(equation.outvars, results, strict=True)
+    return list(map(read, jaxpr.jaxpr.outvars))
+
+
+def _exact_windows(x: Any, w: Any, params: Mapping[str, Any]) -> Any:
+    """Convolves codes in float32, in as many parts of their channels as keep sums exact."""
+    _, channels, *_ = params["dimension_numbers"].lhs_spec
+    _, depth, *space = params["dimension_numbers"].rhs_spec
+    windows = math.prod(w.shape[axis] for axis in space)
+    largest = math.prod(
+        max(-int(jnp.iinfo(v.dtype).min), int(jnp.iinfo(v.dtype).max)) for v in (x, w)
+    )
+    part, count = _EXACT // (largest * windows), w.shape[depth]
+    as_float = {**params, "preferred_element_type": jnp.dtype("float32")}
+    # Channels of groups lie in each other's way: they aren't parted.
+    if part < count and (params["feature_group_count"] > 1 or not part):
+        integers = (v.astype("int32") for v in (x, w))
+        return primitives.conv_general_dilated_p.bind(*integers, **params)
+    total: Any = 0
+    for start in range(0, count, part):
+        pieces = (
+            jax.lax.slice_in_dim(v, start, min(start + part, count), axis=axis)
+            if part < count
+            else v
+            for v, axis in ((x, channels), (w, depth))
+        )
+        floats = (v.astype("float32") for v in pieces)
+        total += primitives.conv_general_dilated_p.bind(*floats, **as_float).astype("int32")
+    return total
 
 
 def _called(ctx: Any, args: Any, jaxpr: Any, operator: str, attributes: Any) -> Sequence[Any]:

@@ -46,6 +46,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxeff.core._arguments import describe_value
+
 T = TypeVar("T")
 
 
@@ -155,12 +157,12 @@ def check_number(
     if isinstance(value, jax.core.Tracer):
         return
     if not is_concrete(value) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number or an array, not {value!r}.")
+        raise TypeError(f"{name} must be a number or an array, not {describe_value(value)}.")
     numbers = np.asarray(value)
     if numbers.dtype.kind not in "iufV":  # V: ml_dtypes such as bfloat16
         raise TypeError(f"{name} must hold real numbers, not dtype {numbers.dtype}.")
     if integer and numbers.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be an integer, not {value!r}.")
+        raise TypeError(f"{name} must be an integer, not {describe_value(value)}.")
     # Exact for every narrower float, and one dtype to compare with the bounds.
     numbers = numbers.astype(np.float64)
     allowed = (numbers >= low) & (numbers <= high) & (np.isfinite(numbers) | (not finite))
@@ -204,7 +206,7 @@ def check_count(name: str, value: Any, low: float = 1, high: int | None = None) 
     except TypeError:
         number = None
     if number is None:
-        raise TypeError(f"{name} must be an integer, not {value!r}.")
+        raise TypeError(f"{name} must be an integer, not {describe_value(value)}.")
     check_number(name, number, low, np.inf if high is None else high)
 
 
@@ -217,7 +219,7 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
     options = list(choices)
     if value not in options:
         listed = ", ".join(repr(o) for o in options)
-        raise ValueError(f"{name} must be one of {listed}, not {value!r}.")
+        raise ValueError(f"{name} must be one of {listed}, not {describe_value(value)}.")
 
 
 class Number:
@@ -275,7 +277,7 @@ class Boolean:
     def check(self, name: str, value: Any) -> None:
         """Checks that a value is True or False: any other has a truth value that nobody meant."""
         if not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{name} must be True or False, not {value!r}.")
+            raise TypeError(f"{name} must be True or False, not {describe_value(value)}.")
 
 
 NonNegative = Annotated[Float[Array, "..."] | float, Number(0)]

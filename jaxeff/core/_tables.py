@@ -43,8 +43,8 @@ class Table:
         Args:
             title: Line above the table.
             rows: Records; a missing entry is an empty cell.
-            columns: Keys to show; all of them if empty. A key with `source_` before it, a paper's
-                value, stands beside the chosen one that it belongs to.
+            columns: Keys to show; all of them if empty. A key with `source_` before it, a value
+                that a paper has published, stands beside the chosen one that it belongs to.
         """
         known = list(dict.fromkeys(key for row in rows for key in row))
         keys: list[str] = []
@@ -54,7 +54,7 @@ class Table:
                 keys.append(f"source_{column}")
         keys = list(dict.fromkeys(keys))
         # The first column names the record; all others are mostly numbers.
-        heads = [key.replace("_", " ") + (">" if i else "") for i, key in enumerate(keys)]
+        heads = [_head(key) + (">" if i else "") for i, key in enumerate(keys)]
         cells = [[cell_text(row.get(key)) for key in keys] for row in rows]
         return cls(heads, cells, title=title, wrap=False)
 
@@ -131,3 +131,10 @@ def cell_text(value: Any) -> str:
         return " ".join(map(cell_text, value))
     number = float(value)
     return f"{number:.2e}" if number and abs(number) < 1e-3 else f"{number:.4g}"
+
+
+def _head(key: str) -> str:
+    if key == "source":
+        return "published"
+    words = key.removeprefix("source_").replace("_", " ")
+    return f"{words}, published" if key.startswith("source_") else words

@@ -1,26 +1,30 @@
 """The environment that modules of PyTorch run in: torchax's, with what it lacks.
 
 Operations in place write through views of slices, and are refused where a copy would be read that
-PyTorch would see changed. Sums and batch norms have no factors that compute nothing.
+PyTorch would see changed. Sums and batch norms have no factors that compute nothing; means of
+windows count what PyTorch counts.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import torch
+from torchax.interop import JittableModule as JittableModule
+from torchax.ops.op_base import InplaceOp
+from torchax.ops.ops_registry import all_aten_ops, all_torch_functions
+from torchax.tensor import Environment as Environment
+from torchax.tensor import OperatorNotFound as OperatorNotFound
+from torchax.tensor import Tensor
+from torchax.view import View
 
-try:
-    from torchax.interop import JittableModule as JittableModule
-    from torchax.ops.ops_registry import all_aten_ops, all_torch_functions
-    from torchax.tensor import Environment, Tensor
-    from torchax.view import View
-except ImportError as error:
-    raise ImportError(
-        "functional: a torch.nn.Module is run by torchax: pip install jaxeff[torch]"
-    ) from error
+from jaxeff.core import _torch_tensors
+from jaxeff.core._torch_tensors import UNKNOWN, Known, ModelTensor, check_current, is_tensor, known
 
 
 class _Writing(Environment):
@@ -29,11 +33,43 @@ class _Writing(Environment):
     torchax knows slices as views, and of them some operations; of the others it would compute a
     result that nobody reads. Other views (`view`, `transpose`, `chunk`) it copies: what PyTorch
     would see changed is refused when it is read.
+
+    Where a traced function asks for a value (`item`, `if mask.all()`), it is computed of the
+    model's own numbers, or refused.
+
+    Attributes:
+        running: The operation that is under way, for messages.
     """
 
+    running: str = "an operation in place"
+
+    def j2t_iso(self, jaxarray: Any) -> Any:
+        # A subclass's tensors, for which torchax has no setting.
+        return jax.tree.map(
+            lambda leaf: ModelTensor(leaf, self) if isinstance(leaf, jax.Array) else leaf, jaxarray
+        )
+
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        for tensor in jax.tree.leaves(args, is_leaf=is_tensor):
+        args, kwargs = args or (), kwargs or {}
+        for tensor in jax.tree.leaves((args, kwargs), is_leaf=is_tensor):
             check_current(tensor)
+        self.running = getattr(func, "__name__", str(func))
+        call = self.known_call(func, args, kwargs)
+        try:
+            result = self._dispatched(func, types, args, kwargs)
+        except _ASKS_FOR_VALUES as error:
+            return self._of_values(func, types, args, kwargs, call, error)
+        result = jax.tree.map(self._followed, result, is_leaf=is_tensor)
+        for i, part in enumerate(jax.tree.leaves(result, is_leaf=is_tensor)):
+            if isinstance(part, ModelTensor) and part.known is None:
+                part.known = UNKNOWN if call is None else Known(call, i)
+        return result
+
+    def _followed(self, part: Any) -> Any:
+        """Makes of a tensor that torchax constructed one whose writes are followed."""
+        return ModelTensor(part.jax(), self, part.requires_grad) if type(part) is Tensor else part
+
+    def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         first = args[0] if args else None
         if not _writes(func):
             result = super().dispatch(func, types, args, kwargs)
@@ -47,47 +83,92 @@ class _Writing(Environment):
         if isinstance(first, View) and not self._get_op_or_decomp(func).is_view_op:
             result, written = first, first.torch()
             super().dispatch(func, types, (written, *args[1:]), kwargs)
+            if written.shape != first.shape:
+                raise NotImplementedError(
+                    f"functional: {func} gives a slice of shape {tuple(first.shape)} another, "
+                    f"{tuple(written.shape)}, in place. Write the operation out of place."
+                )
             first.update(written.jax())
-        else:
-            result = super().dispatch(func, types, args, kwargs)
-        while isinstance(first, View):
-            first = first.parent
-        _note_change(first, func)
-        return result
+            return result
+        return super().dispatch(func, types, args, kwargs)
+
+    def known_call(self, func: Any, args: Any, kwargs: Any) -> Callable[[], list[jax.Array]] | None:
+        """Prepares an operation's results where all it takes is known; else there are none."""
+        if func in (torch.rand, torch.randn, torch.randint) or self._draws(func):
+            return None
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
+        arguments = [known(leaf) for leaf in leaves]
+        if any(argument is UNKNOWN for argument in arguments):
+            return None
+
+        @functools.cache
+        def results() -> list[jax.Array]:
+            tensors = [
+                self.j2t_iso(argument.value()) if isinstance(argument, Known) else argument
+                for argument in arguments
+            ]
+            with jax.ensure_compile_time_eval(), self:
+                result = func(*(call := jax.tree.unflatten(tree, tensors))[0], **call[1])
+            return jax.tree.leaves(self.t2j_iso(result), is_leaf=is_tensor)
+
+        return results
+
+    def _draws(self, func: Any) -> bool:
+        try:
+            operation = self._get_op_or_decomp(func)
+        except OperatorNotFound:
+            return False
+        return bool(operation.needs_env)
+
+    def known_array(self, tensor: Tensor, operation: str) -> jax.Array:
+        """Returns an array that has values.
+
+        Raises:
+            NotImplementedError: It depends on what is traced.
+        """
+        value = known(tensor)
+        if value is UNKNOWN:
+            raise NotImplementedError(_asked(operation, tensor))
+        return value.value()
+
+    def _of_values(
+        self, func: Any, types: Any, args: Any, kwargs: Any, call: Any, error: Exception
+    ) -> Any:
+        """Computes an operation that a trace can't, of the values it asks for."""
+        if call is not None:
+            results = call()
+            return self.j2t_iso(results[0]) if len(results) == 1 else tuple(self.j2t_iso(results))
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
+        values = [known(leaf) for leaf in leaves]
+        if any(isinstance(value, Known) for value in values):
+            tensors = [
+                self.j2t_iso(value.value()) if isinstance(value, Known) else leaf
+                for leaf, value in zip(leaves, values, strict=True)
+            ]
+            args, kwargs = jax.tree.unflatten(tree, tensors)
+            try:
+                return self._dispatched(func, types, args, kwargs)
+            except _ASKS_FOR_VALUES:
+                pass
+        unknown = [leaf for leaf, value in zip(leaves, values, strict=True) if value is UNKNOWN]
+        raise NotImplementedError(_asked(str(func), unknown[0])) from error
 
 
-def is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor)
+def _asked(operation: str, tensor: Any) -> str:
+    return (
+        f"functional: {operation} asks for the values of a tensor of shape {tuple(tensor.shape)} "
+        "that depends on inputs, parameters or random numbers, which have none in a traced "
+        "function (jax.jit, and every transform). Let it depend on shapes and the module's own "
+        "numbers, give it as a Python number or an array that isn't traced, or write it without "
+        "values: torch.where for a branch, a mask for a selection, is_causal=True for a "
+        "transformer's causal mask."
+    )
 
 
-def _note_change(tensor: Any, func: Any) -> None:
-    """Notes that a tensor was changed in place, and with it what it is a view of."""
-    tensor._changes = getattr(tensor, "_changes", 0) + 1
-    while source := getattr(tensor, "_source", None):
-        base = source[0]
-        base._changes = getattr(base, "_changes", 0) + 1
-        base._stale = str(func)
-        source[1] = base._changes
-        tensor = base
-
-
-def check_current(tensor: Any) -> None:
-    """Refuses a tensor that PyTorch would see changed through a view, of which torchax has a copy.
-
-    Raises:
-        NotImplementedError: It is one.
-    """
-    while isinstance(tensor, View):
-        tensor = tensor.parent
-    base, changes = getattr(tensor, "_source", None) or (None, 0)
-    if (op := getattr(tensor, "_stale", None)) or (
-        base is not None and getattr(base, "_changes", 0) != changes
-    ):
-        raise NotImplementedError(
-            f"functional: a tensor of shape {tuple(tensor.shape)} is read after "
-            f"{op or 'an operation in place'} changed what it shares memory with (a view, "
-            "transpose or chunk): torchax copies these. Write the operation out of place."
-        )
+_ASKS_FOR_VALUES = (
+    jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError, jax.errors.NonConcreteBooleanIndexError,
+)  # fmt: skip
 
 
 def _is_alias(func: Any) -> bool:
@@ -108,7 +189,8 @@ _PERHAPS_COPIES = {
 def _writes(func: Any) -> bool:
     """Returns whether an operation of PyTorch changes its first argument."""
     if isinstance(func, torch._ops.OpOverload):
-        written = func._schema.arguments[0].alias_info
+        arguments = func._schema.arguments
+        written = arguments[0].alias_info if arguments else None
         return written is not None and written.is_write
     return False
 
@@ -191,6 +273,8 @@ def pytorch_environment() -> Environment:
         return batch_norm
 
     replaced(aten.convolution, with_groups_apart)
+    for pool in (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d):
+        replaced(pool, _averaged)
     for op in (aten.native_batch_norm, aten._native_batch_norm_legit_no_training):
         replaced(op, with_one_factor)
     for op in (aten.addmm, aten.addmv):
@@ -200,7 +284,94 @@ def pytorch_environment() -> Environment:
     # What PyTorch's own decompositions call: only the function of the same name crops, by paddings
     # below zero, and knows all of PyTorch's modes.
     replaced(aten.pad, lambda _: all_torch_functions[torch.nn.functional.pad].func)
+    _write_as_pytorch(environment)
     return environment
+
+
+def _averaged(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Has means of windows that reach beyond an image's padding (`ceil_mode`) count as PyTorch's.
+
+    torchax counts the entries of such a window right where it reaches beyond on all axes alone.
+    """
+
+    def average(
+        x: Any,
+        size: Sequence[int],
+        strides: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        pads = [*padding] if len(padding) == len(size) else [*padding] * len(size)
+        divisor: Any = divisor_override
+        if ceil_mode and count_include_pad and divisor is None:
+            axes = zip(x.shape[-len(size) :], size, strides or size, pads, strict=True)
+            counts = functools.reduce(np.multiply.outer, [_entries(*axis) for axis in axes])
+            divisor = counts if (counts < math.prod(size)).any() else None
+        return f(x, size, strides, pads, ceil_mode, count_include_pad, divisor)
+
+    return average
+
+
+def _entries(length: int, window: int, stride: int, padding: int) -> np.ndarray:
+    """Counts what each window of an axis has of the array and its padding, in `ceil_mode`.
+
+    The last window ends at the padding's end or beyond, and begins before that padding.
+    """
+    end = length + padding
+    starts = np.arange(-padding, min(length, end - window + stride), stride)
+    return np.minimum(starts + window, end) - starts
+
+
+def _write_as_pytorch(environment: Environment) -> None:
+    """Has operations in place write what PyTorch writes, and says what can't be written."""
+    aten = torch.ops.aten
+
+    def copy(x: Any, y: Any, non_blocking: bool = False) -> Any:
+        y = y if isinstance(y, Tensor | View) else environment.to_xla(y)
+        values = y.jax().astype(x.jax().dtype)
+        if isinstance(x, View):
+            x.update(values)
+        else:
+            x._elem = jax.numpy.broadcast_to(values, x.shape)
+        return x
+
+    def detach(x: Any) -> Any:
+        return ModelTensor.detach(x)
+
+    def normal(x: Any, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Any:
+        return x.copy_(torch.randn_like(x) * std + mean)
+
+    def refused(x: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"functional: {environment.running} gives a tensor of shape {tuple(x.shape)} other "  # type: ignore[attr-defined]
+            "entries in place. Make a new tensor."
+        )
+
+    environment.override_op_definition(aten.copy_, copy, is_view_op=True)
+    environment.override_op_definition(aten.detach, detach, is_view_op=True)
+    environment.override_op_definition(aten.normal_, normal)
+    for op in (torch.Tensor.resize_, aten.resize_, aten.resize_as_, aten.set_, aten.as_strided_):
+        environment.override_op_definition(op, refused, is_view_op=True)
+    for name in ("transpose", "t", "unsqueeze", "squeeze"):
+        shaped = InplaceOp(getattr(aten, name), replace=True)
+        environment.override_op_definition(getattr(aten, f"{name}_"), shaped)
+    environment.override_op_definition(aten.embedding_renorm_, _torch_tensors.renormalize)
+    environment.override_op_definition(aten._embedding_bag, _torch_tensors.embedding_bag)
+    environment.override_op_definition(
+        aten._embedding_bag_forward_only, _torch_tensors.embedding_bag
+    )
+    environment.override_op_definition(aten._is_all_true, _asserted)
+    environment.override_op_definition(aten._is_any_true, torch.any)
+
+
+def _asserted(condition: Any) -> Any:
+    """Evaluates what PyTorch asserts; of traced values a function can assert nothing."""
+    if known(condition) is not UNKNOWN:
+        return torch.all(condition)
+    with jax.ensure_compile_time_eval():
+        return condition._env.j2t_iso(jax.numpy.asarray(True))
 
 
 _ARGUMENTS: dict[Any, tuple[str, ...]] = {

@@ -241,7 +241,7 @@ def _dataset(
     )
 
 
-# Of the training pixels scaled to [0, 1]; MNIST and Fashion-MNIST rounded as the source has them.
+# Of the training pixels scaled to [0, 1]; MNIST and Fashion-MNIST rounded as in Klein's thesis.
 CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "mnist": ((0.1307,), (0.3081,)),
     "fashion-mnist": ((0.2860,), (0.3530,)),

@@ -36,11 +36,15 @@ Sharp edges:
 import gzip
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int, UInt8
+
+from jaxeff.core import optional
+from jaxeff.store import max_inflated_size, read_npz
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,8 +123,15 @@ def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
 def _read_bytes(path: Path) -> bytes:
     try:
         if path.suffix == ".gz":
+            most = max_inflated_size(path.stat().st_size)
             with gzip.open(path, "rb") as file:
-                return file.read()
+                content = file.read(most + 1)
+            if len(content) > most:
+                raise DataError(
+                    f"{path}: inflates to more than {most:,} bytes, which a file of its size may "
+                    "not; if you trust it, unpack it with gunzip"
+                )
+            return content
         return path.read_bytes()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
@@ -162,6 +173,9 @@ def read_cifar_batch(path: Path, records: int = CIFAR_RECORDS) -> Labelled:
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), table[:, 0]
 
 
+_PACKED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA
+
+
 def read_cifar_archive(path: Path) -> tuple[Labelled, Labelled]:
     """Reads the delta-coded archive.
 
@@ -169,14 +183,15 @@ def read_cifar_archive(path: Path) -> tuple[Labelled, Labelled]:
     """
     names = [f"delta_batch_{i}" for i in range(1, 6)] + ["delta_test"]
     try:
-        # Opened here, since numpy leaves its own file open when the archive is damaged.
         # No pickle: an archive from elsewhere must not run code when it is opened.
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        with open(path, "rb") as file:
+            # The data that users fetch are packed by LZMA.
+            archive = read_npz(file, methods=_PACKED)
             parts = [_decode(_member(archive, path, name, (3, None, 32, 32))) for name in names]
             train, test = np.concatenate(parts[:5]), parts[5]
             train_labels = _member(archive, path, "labels_train", (len(train),))
             test_labels = _member(archive, path, "labels_test", (len(test),))
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError) as error:
         raise DataError(
             f"{path}: expected a complete npz archive, but reading it failed ({error}); "
             "it is cut short or damaged: fetch it again"
@@ -185,11 +200,11 @@ def read_cifar_archive(path: Path) -> tuple[Labelled, Labelled]:
 
 
 def _member(
-    archive: np.lib.npyio.NpzFile, path: Path, name: str, shape: tuple[int | None, ...]
+    archive: Mapping[str, np.ndarray], path: Path, name: str, shape: tuple[int | None, ...]
 ) -> UInt8[np.ndarray, "..."]:
     """Reads one array of the archive and checks dtype and shape (None stands for any size)."""
     if name not in archive:
-        raise DataError(f"{path}: expected an array {name!r}, found only {archive.files}")
+        raise DataError(f"{path}: expected an array {name!r}, found only {list(archive)}")
     array = archive[name]
     fits = array.ndim == len(shape) and all(
         want in (None, have) for want, have in zip(shape, array.shape, strict=True)
@@ -221,11 +236,9 @@ _SEED = 0
 
 def digits() -> Dataset:
     """Loads scikit-learn's digits in MNIST's frame: 1,437 + 360 images of 28 x 28."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    bunch = load_digits()
-    train_images, test_images, train_labels, test_labels = train_test_split(
+    bunch = optional("sklearn.datasets", "data.load('digits')", "data").load_digits()
+    selection = optional("sklearn.model_selection", "data.load('digits')", "data")
+    train_images, test_images, train_labels, test_labels = selection.train_test_split(
         bunch.images,
         bunch.target.astype(np.int32),
         test_size=TEST_SIZE,
@@ -239,16 +252,15 @@ def digits() -> Dataset:
 
 def digits_ood() -> Dataset:
     """Makes patches of scikit-learn's photographs look like digits: 1,437 + 360 images."""
-    from sklearn.datasets import load_digits, load_sample_image
-
-    sizes = {"train": len(load_digits().target) - TEST_SIZE, "test": TEST_SIZE}
+    datasets = optional("sklearn.datasets", "data.load('digits-ood')", "data")
+    sizes = {"train": len(datasets.load_digits().target) - TEST_SIZE, "test": TEST_SIZE}
     # A fixed seed: whoever names this data set has the same images.
     rng = np.random.default_rng(_SEED)
     parts = {}
     for half, (part, size) in enumerate(sizes.items()):
         patches, labels = [], []
         for label, photograph in enumerate(PHOTOGRAPHS):
-            grey = load_sample_image(photograph).astype(np.float64).mean(-1)
+            grey = datasets.load_sample_image(photograph).astype(np.float64).mean(-1)
             # Training and test patches come from different halves, so that none of them overlap.
             middle = grey.shape[1] // 2
             candidates = _patches(grey[:, middle:] if half else grey[:, :middle])

@@ -4,7 +4,7 @@
 
 The inputs come from regimes along the axis (Klein's thesis, section 7.4.1): dense ones with sigma
 0.05, ones of half that density with sigma 0.25, and gaps between them. What lies outside all
-regimes, beyond the first and last too, is a gap. The source gives neither borders nor counts; those
+regimes, beyond the first and last too, is a gap. The thesis gives neither borders nor counts; those
 here are ours:
 
 ```python
@@ -31,7 +31,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from jaxeff.core import non_negative, validate
 
 DENSE_NOISE, MID_NOISE = 0.05, 0.25
-"""Standard deviation of the noise in dense and in mid-density regimes (the source's)."""
+"""Standard deviation of the noise in dense and in mid-density regimes (the thesis')."""
 DENSITY = 16.0
 """Examples per unit of length in a dense regime; mid-density regimes have half of it."""
 
@@ -135,7 +135,7 @@ def span(regimes: Sequence[Regime] = REGIMES, margin: float = 0.0) -> tuple[floa
 def midpoints(
     regimes: Sequence[Regime] = REGIMES,
 ) -> tuple[Float[Array, " regimes"], Float[Array, " gaps"]]:
-    """Computes the middles of the regimes and of the gaps: the source's evaluation points."""
+    """Computes the middles of the regimes and of the gaps: the thesis' evaluation points."""
     starts, stops, _ = _borders(regimes)
     between = (stops[:-1] + starts[1:]) / 2
     # Regimes that touch have no gap between them.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.core import non_negative, real_array, static_integer, validate
+from jaxeff.core import non_negative, optional, real_array, static_integer, validate
 
 NOISE = 0.31
 """Standard deviation of the points around their moon: with this much, the best possible classifier
@@ -43,11 +43,10 @@ def two_moons(
         ValueError: Fewer than two samples, or negative noise.
     """
     # Start-up time: scikit-learn takes longer to import than all else.
-    from sklearn.datasets import make_moons
-
+    datasets = optional("sklearn.datasets", "two_moons", "data")
     # scikit-learn takes an integer seed: drawn from the key, so that keys decide here too.
     seed = int(jax.random.randint(key, (), 0, np.iinfo(np.int32).max))
-    points, classes = make_moons(samples, noise=noise, random_state=seed)
+    points, classes = datasets.make_moons(samples, noise=noise, random_state=seed)
     return points.astype(np.float32), classes.astype(np.int32)
 
 

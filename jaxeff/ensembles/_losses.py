@@ -104,9 +104,12 @@ class MemberLoss:
 
     def outputs(self, key: Any, params: Any, state: Any, x: Any) -> tuple[Any, Any]:
         """Computes members' predictions, `[members, batch, ...]`, and the new state."""
-        return normalized_call(self.g, keyed=self.keyed, mutable=self.mutable)(
-            key, params, state, x
-        )
+        g = self.g.apart if isinstance(self.g, Ensemble) else self.g
+        return normalized_call(g, keyed=self.keyed, mutable=self.mutable)(key, params, state, x)
+
+    def logits(self, key: Any, params: Any, state: Any, x: Any) -> Any:
+        """Computes members' predictions alone: what `fit` asks data that don't fit by."""
+        return self.outputs(key, params, state, x)[0]
 
     def of_outputs(self, outputs: Any, batch: Any) -> Float[Array, ""]:
         """Computes the loss of given outputs: members' means over the batch, summed."""

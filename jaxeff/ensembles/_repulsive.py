@@ -33,8 +33,8 @@ fLL-POVI    the same, repulsive(..., samples, moves="members", kernel=RBF(power=
 ```
 
 By default the field passes through all layers, so that those which members share learn to tell them
-apart as well; with `moves="members"` it acts on the members' own parameters, as in the source, and
-`RBF(power=1)` is its kernel.
+apart as well; with `moves="members"` it acts on the members' own parameters, as in Klein's thesis,
+and `RBF(power=1)` is its kernel.
 
 The gradient of the loss by a member's point f_i is that of the wrapped loss minus `strength` times
 the field phi_i, pulled back to the parameters. With `method="svgd"`
@@ -66,7 +66,7 @@ assert jnp.allclose(kernel[0, 1], jnp.exp(-0.5))
 ```
 
 Sharp edges:
-    The strength is in units of the wrapped loss. The source's gamma goes with a log-posterior,
+    The strength is in units of the wrapped loss. The thesis' gamma goes with a log-posterior,
     summed over the data: with a mean over examples, strength = gamma / examples.
     The field grows with the number of samples in a batch, whose kernel is one for all of them.
     The first element of a batch is taken for its inputs.
@@ -106,7 +106,7 @@ class RBF(core.Setting):
     Attributes:
         bandwidth: In units of the distance; None for the median rule.
         norm: 1 or 2.
-        power: 2, the usual, or 1: the form of the source, `exp(-|x - y|_p / nu)`.
+        power: 2, the usual, or 1: the form of the thesis, `exp(-|x - y|_p / nu)`.
 
     Raises:
         ValueError: The bandwidth isn't positive, or a choice is unknown.

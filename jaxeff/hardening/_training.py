@@ -68,7 +68,7 @@ loss = distilled(noisy(f, {"*": Additive(0.5)}), teacher, keyed=True)       # fo
 The loss is `(1 - weight) CE(labels, student) + weight T^2 KL(softmax(teacher / T) ||
 softmax(student / T))`; T^2 keeps the gradient's size independent of the temperature T.
 
-`relu_quantization` has the settings of the source's quantization-aware training, for `quantized`:
+`relu_quantization` has what Klein's thesis sets for quantization-aware training by `quantized`:
 
 ```python
 from jaxeff.compression import initial_ranges, quantized, running
@@ -263,7 +263,7 @@ def variance_aware(
         loss_at: The loss of a batch whose images have these noise levels.
         form: The distribution of levels, see `vant`.
         ramp_steps: Updates of plain noisy training before VANT, during which the level of all
-            images grows evenly from 0 to `sigma`; the source trains ResNets so.
+            images grows evenly from 0 to `sigma`; the thesis trains ResNets so.
 
     Returns:
         The loss of a `VariableLevel`.
@@ -364,12 +364,12 @@ def relu_quantization(
 
     Raises:
         ValueError: The scale isn't positive, or given for a bit width other than 4 and 8, for
-            which the source names no largest value.
+            which the thesis names no largest value.
     """
     largest = None
     if scale is not None:
         core.check_number("scale", scale, low=1e-30)
-        # The source states largest values, not steps; at other widths neither follows from it.
+        # The thesis states largest values, not steps; at other widths neither follows from it.
         if bits not in LARGEST:
             raise ValueError(
                 f"A constant scale is defined for {sorted(LARGEST)} bits, not for {bits}; give the "

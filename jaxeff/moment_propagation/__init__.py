@@ -2,6 +2,8 @@
 
 from jaxeff.moment_propagation._calibrate import calibrate_moments as calibrate_moments
 from jaxeff.moment_propagation._calibrated import Calibrated as Calibrated
+from jaxeff.moment_propagation._choice import MethodChoice as MethodChoice
+from jaxeff.moment_propagation._moments import MomentFunction as MomentFunction
 from jaxeff.moment_propagation._moments import moments as moments
 from jaxeff.moment_propagation._moments import sampled as sampled
 from jaxeff.moment_propagation._moments_check import MomentsCheck as MomentsCheck

@@ -35,10 +35,8 @@ by entry have the same letter (`AxisLetters`).
 """
 
 import functools
-import itertools
 import math
-import string
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -49,13 +47,10 @@ import scipy  # its `linalg` is loaded when first used, not at import
 from jaxtyping import Array
 
 from jaxeff.core import jax_internals as _compat
-from jaxeff.core import primitives as p
 from jaxeff.moment_propagation._values import Gaussian, inverse_std, is_random, to_variance
-from jaxeff.moment_propagation.dependence import WholeLayer, is_pointwise
+from jaxeff.moment_propagation.dependence import WholeLayer
 from jaxeff.moment_propagation.rules import composite, map_linear
-from jaxeff.program.ir import Contraction, Node, Value, run_nodes
-from jaxeff.program.ir import axes as following
-from jaxeff.program.ir import primitives as prim
+from jaxeff.program.ir import Node, Value, making, run_nodes
 
 _MOST_PRODUCTS = 2**16
 _PROBES = 8
@@ -181,39 +176,6 @@ def _moments(axes: AxisLetters, arrays: Mapping[str, Array], short: bool) -> Gau
     order = [of_common.index(letter) for letter in axes.centre if letter in of_common]
     moments = o + jnp.expand_dims(common.transpose(order), absent), var
     return Gaussian(*(sum_of(axes.result, (axes.centre, a)) for a in moments))
-
-
-def mean_slopes(
-    axes: AxisLetters, arrays: Mapping[str, Array], queries: Array, keys: Array
-) -> list[tuple[str, Array]]:
-    """Computes what noise of a feature moves the mean of results by, for queries and for keys.
-
-    Args:
-        axes: The axes of all arrays.
-        arrays: `scores`, `slope`, `q`, `k` and `v`, as `attention` takes them.
-        queries: What one unit of the noise moves each query by, shaped like these.
-        keys: The same of keys.
-
-    Returns:
-        For each of the two the letters of its axes, features of both ends last, and the slopes.
-    """
-    v, _ = _apart(arrays["v"], axes.v, axes.softmax)
-    p = jax.nn.softmax(arrays["scores"], _softmax_axes(axes))
-    weights = axes.scores, p * arrays["slope"]
-    o = axes.centre, sum_of(axes.centre, (axes.scores, p), (axes.v, v))
-    each = "".join(a for a in axes.rows if a in axes.k)
-    to, by_key = each + axes.features + _without(axes.v, axes.scores), axes.k
-    by_query = axes.rows + axes.features
-    count = arrays["q"].size // math.prod(arrays["q"].shape[axes.q.index(a)] for a in each)
-    count //= math.prod(arrays["q"].shape[axes.q.index(a)] for a in axes.features)
-    slopes = []
-    for q, k in ((queries, arrays["k"]), (arrays["q"], keys)):
-        read = sum_of(by_key, weights, (axes.q, q)) * k
-        centre = sum_of(by_query, weights, (axes.k, k))
-        of_values = sum_of(to, (by_key, read), (axes.v, v))
-        of_centre = sum_of(to, (axes.q, q), (by_query, centre), o)
-        slopes.append((to, (of_values - of_centre) / count))
-    return slopes
 
 
 def _own_variances(axes: AxisLetters, arrays: Mapping[str, Array]) -> Array | None:
@@ -418,7 +380,7 @@ def attention_moments(
         operands |= {"q": layer.score.queries, "k": layer.score.keys}
     for value in operands.values():
         if value not in means:
-            nodes = behind(layer.nodes, value)
+            nodes = making(layer.nodes, [value])
             (means[value],) = run_nodes(nodes, list(means), list(means.values()), [value])
     arrays = scores_of(layer, means, random)
     for name, value in operands.items():
@@ -438,7 +400,7 @@ def scores_of(
 ) -> dict[str, Array]:
     """Evaluates the scores, their slope, and the variance of their biases."""
     at_means = dict(means)
-    nodes = behind(layer.nodes, layer.scores)
+    nodes = making(layer.nodes, [layer.scores])
     if layer.score is not None:
         node = layer.score.node
         nodes = [n for n in nodes if n is not node]
@@ -469,106 +431,3 @@ def scores_of(
     if parts:
         arrays["bias_var"] = functools.reduce(jnp.add, parts)
     return arrays
-
-
-def behind(nodes: Sequence[Node], value: Value) -> list[Node]:
-    """Returns the equations that a value is made by, in order."""
-    needed, makers = {value}, []
-    for node in reversed(nodes):
-        if not needed.isdisjoint(node.outputs):
-            makers.append(node)
-            needed.update(node.values)
-    return makers[::-1]
-
-
-class Alphabet:
-    """Letters that nobody has yet: small ones, then capitals."""
-
-    def __init__(self) -> None:
-        self._left: Iterator[str] = iter(string.ascii_letters)
-
-    def take(self, count: int) -> str:
-        """Returns new letters."""
-        return "".join(itertools.islice(self._left, count))
-
-
-def is_followed(node: Node) -> bool:
-    """Returns whether letters go through an equation: pointwise, or moving whole axes."""
-    if is_pointwise(node.eqn) or node.primitive is p.convert_element_type_p:
-        return True
-    return node.primitive in prim.MOVES and _moved(node) is not None
-
-
-def _moved(node: Node) -> following.Axes | None:
-    """Returns where each axis of the operand has gone, by its number."""
-    return following.followed(node.signature, tuple(range(node.inputs[0].aval.ndim)))
-
-
-def before(node: Node, result: str, operand: Value, alphabet: Alphabet) -> str | None:
-    """Returns the letters of a followed equation's operand, given its result's; None if unknown."""
-    shape, after = operand.aval.shape, node.outputs[0].aval.shape
-    if node.primitive not in prim.MOVES:
-        if len(shape) != len(after):
-            return None
-        # An axis of one entry is repeated along the result's.
-        pairs = zip(result, shape, after, strict=True)
-        return "".join(of if n == m else alphabet.take(1) for of, n, m in pairs)
-    moved = _moved(node)
-    if moved is None:
-        return None
-    places = {axis: letter for axis, letter in zip(moved, result, strict=True) if axis is not None}
-    if any(n != 1 and axis not in places for axis, n in enumerate(shape)):
-        return None
-    return "".join(places.get(axis) or alphabet.take(1) for axis in range(len(shape)))
-
-
-def of_values(
-    nodes: Sequence[Node],
-    dependent: Collection[Value],
-    known: Mapping[Value, str],
-    alphabet: Alphabet,
-) -> dict[Value, str] | None:
-    """Follows letters back through equations.
-
-    Nodes are pointwise or move entries; new letters come from `alphabet`. Returns the letters of
-    all values; None where an axis can't be followed, or goes two ways.
-    """
-    letters = dict(known)
-    for node in reversed(nodes):
-        for value in (v for v in node.values if v in dependent):
-            of_value = before(node, letters[node.outputs[0]], value, alphabet)
-            if of_value is None or letters.setdefault(value, of_value) != of_value:
-                return None
-    return letters
-
-
-def of_operands(node: Node, result: str, alphabet: Alphabet) -> tuple[str, str]:
-    """Returns the letters of a dot product's operands, given its result's."""
-    c = Contraction.of(node)
-    batch = result[: len(c.batch(0))]
-    rows = result[len(batch) :][: len(c.free(0))]
-    columns = result[len(batch) + len(rows) :]
-    summed = alphabet.take(len(c.summed(0)))
-    sides = []
-    for side, free in enumerate((rows, columns)):
-        places = dict(
-            zip(c.batch(side) + c.summed(side) + c.free(side), batch + summed + free, strict=True)
-        )
-        sides.append("".join(places[axis] for axis in range(len(places))))
-    return sides[0], sides[1]
-
-
-def of_product(node: Node, side: int, operand: str, alphabet: Alphabet) -> tuple[str, str]:
-    """Returns letters of a dot product's other operand and its result, given one operand's."""
-    c = Contraction.of(node)
-    other = 1 - side
-    places = {
-        o: operand[axis]
-        for pair in (c.batch, c.summed)
-        for axis, o in zip(pair(side), pair(other), strict=True)
-    }
-    letters = [places.get(axis) or alphabet.take(1) for axis in range(len(c.shapes[other]))]
-    both = {side: operand, other: "".join(letters)}
-    batch = [operand[axis] for axis in c.batch(side)]
-    free = [both[i][axis] for i in (0, 1) for axis in c.free(i)]
-    return both[other], "".join(batch + free)

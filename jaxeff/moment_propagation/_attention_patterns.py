@@ -18,8 +18,10 @@ Sharp edges
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+import string
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,14 +31,13 @@ import numpy as np
 from jaxeff.core import Literal, make_jaxpr
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
-from jaxeff.moment_propagation import _attention as letters
 from jaxeff.moment_propagation import _statistics as statistics
 from jaxeff.moment_propagation import dependence
 from jaxeff.moment_propagation._attention import AttentionLayer, AxisLetters, Score
-from jaxeff.moment_propagation._values import CovarianceGap, Gaps
 from jaxeff.moment_propagation.dependence import is_pointwise, with_layers
 from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Node, Value
+from jaxeff.program.ir import Contraction, Node, Value
+from jaxeff.program.ir import axes as following
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import known_number
 
@@ -99,6 +100,99 @@ class Equations:
         return known_number(node.eqn, [self.number(a) for a in node.inputs])
 
 
+class Alphabet:
+    """Letters that nobody has yet: small ones, then capitals."""
+
+    def __init__(self) -> None:
+        self._left: Iterator[str] = iter(string.ascii_letters)
+
+    def take(self, count: int) -> str:
+        """Returns new letters."""
+        return "".join(itertools.islice(self._left, count))
+
+
+def is_followed(node: Node) -> bool:
+    """Returns whether letters go through an equation: pointwise, or moving whole axes."""
+    if is_pointwise(node.eqn) or node.primitive is p.convert_element_type_p:
+        return True
+    return node.primitive in prim.MOVES and _moved(node) is not None
+
+
+def _moved(node: Node) -> following.Axes | None:
+    """Returns where each axis of the operand has gone, by its number."""
+    return following.followed(node.signature, tuple(range(node.inputs[0].aval.ndim)))
+
+
+def letters_before(node: Node, result: str, operand: Value, alphabet: Alphabet) -> str | None:
+    """Returns the letters of a followed equation's operand, given its result's; None if unknown."""
+    shape, after = operand.aval.shape, node.outputs[0].aval.shape
+    if node.primitive not in prim.MOVES:
+        if len(shape) != len(after):
+            return None
+        # An axis of one entry is repeated along the result's.
+        pairs = zip(result, shape, after, strict=True)
+        return "".join(of if n == m else alphabet.take(1) for of, n, m in pairs)
+    moved = _moved(node)
+    if moved is None:
+        return None
+    places = {axis: letter for axis, letter in zip(moved, result, strict=True) if axis is not None}
+    if any(n != 1 and axis not in places for axis, n in enumerate(shape)):
+        return None
+    return "".join(places.get(axis) or alphabet.take(1) for axis in range(len(shape)))
+
+
+def letters_of_values(
+    nodes: Sequence[Node],
+    dependent: Collection[Value],
+    known: Mapping[Value, str],
+    alphabet: Alphabet,
+) -> dict[Value, str] | None:
+    """Follows letters back through equations.
+
+    Nodes are pointwise or move entries; new letters come from `alphabet`. Returns the letters of
+    all values; None where an axis can't be followed, or goes two ways.
+    """
+    letters = dict(known)
+    for node in reversed(nodes):
+        for value in (v for v in node.values if v in dependent):
+            of_value = letters_before(node, letters[node.outputs[0]], value, alphabet)
+            if of_value is None or letters.setdefault(value, of_value) != of_value:
+                return None
+    return letters
+
+
+def letters_of_operands(node: Node, result: str, alphabet: Alphabet) -> tuple[str, str]:
+    """Returns the letters of a dot product's operands, given its result's."""
+    c = Contraction.of(node)
+    batch = result[: len(c.batch(0))]
+    rows = result[len(batch) :][: len(c.free(0))]
+    columns = result[len(batch) + len(rows) :]
+    summed = alphabet.take(len(c.summed(0)))
+    sides = []
+    for side, free in enumerate((rows, columns)):
+        places = dict(
+            zip(c.batch(side) + c.summed(side) + c.free(side), batch + summed + free, strict=True)
+        )
+        sides.append("".join(places[axis] for axis in range(len(places))))
+    return sides[0], sides[1]
+
+
+def letters_of_product(node: Node, side: int, operand: str, alphabet: Alphabet) -> tuple[str, str]:
+    """Returns letters of a dot product's other operand and its result, given one operand's."""
+    c = Contraction.of(node)
+    other = 1 - side
+    places = {
+        o: operand[axis]
+        for pair in (c.batch, c.summed)
+        for axis, o in zip(pair(side), pair(other), strict=True)
+    }
+    letters = [places.get(axis) or alphabet.take(1) for axis in range(len(c.shapes[other]))]
+    both = {side: operand, other: "".join(letters)}
+    batch = [operand[axis] for axis in c.batch(side)]
+    free = [both[i][axis] for i in (0, 1) for axis in c.free(i)]
+    return both[other], "".join(batch + free)
+
+
 def softmax_of(
     equations: Equations, nodes: Sequence[Node], result: Value | None
 ) -> tuple[Value, statistics.Statistic] | None:
@@ -152,19 +246,19 @@ def _attention(equations: Equations, layer: Layer, side: int) -> AttentionLayer 
     if match is None:
         return None
     scores, softmax = match
-    alphabet = letters.Alphabet()
+    alphabet = Alphabet()
     of_scores = alphabet.take(len(scores.aval.shape))
     # Probabilities that are repeated along an axis aren't followed.
     if any(i is None and n != 1 for i, n in zip(softmax.labels, softmax.shape, strict=True)):
         return None
     of_softmax = "".join(alphabet.take(1) if i is None else of_scores[i] for i in softmax.labels)
-    of_values, of_result = letters.of_product(product, side, of_softmax, alphabet)
+    of_values, of_result = letters_of_product(product, side, of_softmax, alphabet)
     over = "".join(of_scores[i] for i in softmax.axes)
     summed = set(of_softmax) & set(of_values) - set(of_result)
     if summed != set(over):
         return None
-    inner = equations.behind(scores, letters.is_followed)
-    known = letters.of_values(inner, equations.dependent, {scores: of_scores}, alphabet)
+    inner = equations.behind(scores, is_followed)
+    known = letters_of_values(inner, equations.dependent, {scores: of_scores}, alphabet)
     if known is None:
         return None
     results = {v for n in inner for v in n.outputs}
@@ -198,7 +292,7 @@ def _attention(equations: Equations, layer: Layer, side: int) -> AttentionLayer 
 
 
 def _in_softmax(node: Node) -> bool:
-    return node.primitive in _REDUCTIONS or letters.is_followed(node)
+    return node.primitive in _REDUCTIONS or is_followed(node)
 
 
 def passes(node: Node) -> bool:
@@ -214,14 +308,14 @@ def _holds_product(equations: Equations, value: Value) -> bool:
 
 
 def _score(
-    equations: Equations, terms: Mapping[Value, str], over: str, alphabet: letters.Alphabet
+    equations: Equations, terms: Mapping[Value, str], over: str, alphabet: Alphabet
 ) -> Score | None:
     """Returns the first product of queries and keys among the terms of scores."""
     for value, of_term in terms.items():
         node, _ = equations.made_by.get(value, (None, None))
         if node is None or node.primitive is not p.dot_general_p:
             continue
-        sides = letters.of_operands(node, of_term, alphabet)
+        sides = letters_of_operands(node, of_term, alphabet)
         for queries, keys in ((0, 1), (1, 0)):
             if set(over) <= set(sides[keys]) and set(over).isdisjoint(sides[queries]):
                 q, k = node.inputs[queries], node.inputs[keys]
@@ -231,13 +325,12 @@ def _score(
 
 
 def fuse_attention(
-    program: Program, random: Collection[Value], rules: Mapping[Any, Any], gaps: Gaps
+    program: Program, random: Collection[Value], rules: Mapping[Any, Any]
 ) -> Program:
     """Puts one layer in the place of each attention's scores, softmax and products.
 
-    Attention with one of the user's rules stays as it is; `gaps` gets the first product with
-    probabilities of random scores that isn't recognised as attention. Returns a program of the same
-    inputs and outputs, with an `AttentionLayer` for each attention.
+    Attention with one of the user's rules stays as it is. Returns a program of the same inputs and
+    outputs, with an `AttentionLayer` for each attention.
     """
     nodes = [n for layer in program.layers if not layer.mark for n in layer.nodes]
     if not any(n.primitive is p.exp_p for n in nodes):
@@ -249,9 +342,6 @@ def fuse_attention(
         fused = attention_layer(equations, layer)
         if fused is not None and any(n.primitive in rules for n in fused.nodes):
             fused = None
-        elif fused is None and _weighs(equations, layer):
-            what = f"what the softmax before {layer.site or layer.kind!r} makes of a row of scores"
-            gaps.setdefault("softmax", CovarianceGap(what))
         layers.append(fused or layer)
     if not any(isinstance(layer, AttentionLayer) for layer in layers):
         return program
@@ -264,7 +354,8 @@ def with_batch_axes(program: Program) -> Program:
     `torch.bmm` takes [n heads, ...], so scores of [n, heads, ...] are split behind one product and
     merged in front of the next. Here both products have the axes n and heads.
     """
-    program = _with_groups_apart(program)
+    if any(n.primitive is p.exp_p for layer in program.layers for n in layer.nodes):
+        program = _with_groups_apart(program)
     nodes = [n for layer in program.layers if not layer.mark for n in layer.nodes]
     reshapes = [n for n in nodes if n.primitive is p.reshape_p]
     made_by = {v: n for n in reshapes for v in n.outputs}
@@ -468,13 +559,3 @@ def _traced(f: Callable[..., Any], operands: Sequence[Any]) -> Node:
     (eqn,) = closed.eqns
     role = functools.reduce(operator.or_, (v.role for v in operands if isinstance(v, Value)))
     return Node(eqn, tuple(operands), tuple(Value(v.aval, role) for v in eqn.outvars))
-
-
-def _weighs(equations: Equations, layer: Layer) -> bool:
-    """Returns whether a layer is a product that takes probabilities of random scores."""
-    if layer.mark or len(layer.nodes) != 1 or layer.nodes[0].primitive is not p.dot_general_p:
-        return False
-    operands = [v for v in layer.nodes[0].values if v in equations.dependent]
-    return any(
-        softmax_of(equations, equations.behind(v, passes), None) is not None for v in operands
-    )

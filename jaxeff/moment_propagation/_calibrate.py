@@ -47,7 +47,7 @@ Sharp edges
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -59,13 +59,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxeff import core
 from jaxeff.moment_propagation import _calibrated as calibrated
 from jaxeff.moment_propagation import _moment_pass as moment_pass
-from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
-from jaxeff.moment_propagation._moment_pass import (
-    IN_SHORT,
-    Propagation,
-    batched_leaves,
-    promote,
-)
+from jaxeff.moment_propagation._moment_pass import IN_SHORT, Propagation
 from jaxeff.moment_propagation._moments import RUN_ONCE, Sampling, floats, random_values
 from jaxeff.moment_propagation._values import (
     Gaussian,
@@ -74,10 +68,12 @@ from jaxeff.moment_propagation._values import (
     is_random,
     to_variance,
 )
+from jaxeff.moment_propagation.linear import batched_leaves, linear_moments
 from jaxeff.moment_propagation.rules import Rule
-from jaxeff.program import Layer, Program, evaluate, once_for_equal
+from jaxeff.program import Layer, Program, once_for_equal
 from jaxeff.program.ir import Value
 
+_METHODS = ("diagonal", "linear")
 _LARGEST, _GROUPS = 8, 8
 _ALIKE = 0.5
 """Standard deviation of weights' variances over their mean, up to which they hardly differ."""
@@ -291,9 +287,7 @@ def calibrate_moments(
     rules: Mapping[Any, Rule] | None = None,
     samples: int | None = None,
     chunk: int = 1,
-    correlations: bool = False,
-    method: str = "layers",
-    shared: bool = False,
+    method: str = "diagonal",
     pool_variances: bool = False,
     form: str = "best",
     progress: bool | None = None,
@@ -314,14 +308,8 @@ def calibrate_moments(
             spread over all of them, at least 25 and at most 200 for each.
         chunk: Number of samples that run at once; memory is this many times that of `f`.
         rules: Same as for `moments`.
-        correlations: Whether to measure factors for `moments(f, correlations=True)`, one per entry
-            of a result's last axis, instead.
-        method: Method of `moments`: "linear" measures factors for `moments(f, method="linear")`,
-            one per entry of a result's last axis, instead.
-        shared: Whether to measure factors of results beside the pass that follows what positions
-            share, which `moments(f)` takes without factors, in place of factors of all sites beside
-            the diagonal pass. It costs what `moments(f)` costs, and errs less where a network of
-            convolutions has a ratio that differs from input to input.
+        method: "diagonal" measures factors of sites, for the diagonal pass. "linear" measures them
+            for `moments(f, method="linear")`, one per entry of a result's last axis.
         pool_variances: Whether an array of weights whose variances hardly differ gets their mean
             before factors of sites are measured: a product takes a third less, draws of the
             returned posterior have it too, and where weights' variances tell something, a little of
@@ -329,7 +317,7 @@ def calibrate_moments(
         form: "static": a factor per site and channel. "inputs": a factor per result that depends
             on its propagated mean and variance. "best": the second where it errs surely less on
             inputs that it wasn't measured on, else the first; the first where there are fewer than
-            8 inputs or more than 64 channels. Static with `correlations` and the linear method.
+            8 inputs or more than 64 channels. Static with the linear method.
         progress: Whether to show a bar of draws; see `jaxeff.core`.
         **kwargs: Further arguments.
 
@@ -337,11 +325,14 @@ def calibrate_moments(
         The posterior, as Gaussians, with its factors, for `moments(f)`, `deploy` and files.
 
     Raises:
-        ValueError: Fewer than 2 samples, an unknown method or form, nothing in the arguments is
-            random, or `shared` with `correlations` or the linear method.
+        ValueError: Fewer than 2 samples, an unknown method or form, or nothing in the arguments is
+            random.
         MomentsError: As `moments`.
     """
-    check_method("calibrate_moments", method)
+    if method not in _METHODS:
+        raise ValueError(
+            f"calibrate_moments: method {method!r} is unknown; choose one of {_METHODS}."
+        )
     if not kwargs:  # else what is compiled depends on more than shapes
         f = core.read_while_alive(f)
     source = None
@@ -350,21 +341,13 @@ def calibrate_moments(
     elif hasattr(posterior, "draws"):
         source, posterior = posterior, posterior.to_gaussians()
     _check(form, (posterior, *args, *kwargs.values()))
-    of_results = correlations or method == "linear"
-    in_short = {} if of_results or shared else IN_SHORT
+    linear = method == "linear"
+    in_short = {} if linear else IN_SHORT
     propagation = Propagation({**in_short, **(rules or {})}, "variance", lambda one: None)
-    if shared and of_results:
-        raise ValueError(
-            "calibrate_moments: correlations and the linear method follow what positions share "
-            "already; leave out shared=True."
-        )
-    results = _results_of(propagation, method, of_results, shared)
     inputs: tuple[Any, Any] = (posterior, *args), dict(kwargs)
-    inputs, groups, complete, part = _in_groups(
-        f, inputs, propagation, results is not None, of_results
-    )
+    inputs, groups, complete, part = _in_groups(f, inputs, propagation, linear)
     program, values, wanted, _ = complete
-    if pool_variances and results is None:
+    if pool_variances and not linear:
         posterior = _with_pooled_variances(posterior, program)
         inputs = (posterior, *inputs[0][1:]), inputs[1]
         leaves = jax.tree.leaves(posterior, is_leaf=is_gaussian)
@@ -375,14 +358,14 @@ def calibrate_moments(
     noise = 2 / keys.size
     ends = [v for v in wanted if v in program.outputs]
 
-    measure = _measure(propagation, results, f, complete, noise)
+    measure = _measure(propagation, linear, f, complete, noise)
     # Before any draw: what has no rule is refused in seconds, not after minutes.
     like = Drawn(*jax.tree.map(_like, ([*wanted], [(v, v) for v in ends])))
-    members = np.zeros(1, int) if of_results else groups.members
+    members = np.zeros(1, int) if linear else groups.members
     # A half of fewer than 4 draws has hardly a variance to judge by.
     judged = members if keys[0].size >= _FEWEST_JUDGED else np.zeros_like(members)
     rows, scale = np.ones(len(members), np.float32), np.float32(1)
-    static = {"factors": (tuple((rules or {}).items()), method, correlations, shared, noise)}
+    static = {"factors": (tuple((rules or {}).items()), method, noise)}
     finish = core.kept_reading(
         f,
         inputs,
@@ -391,58 +374,25 @@ def calibrate_moments(
     )
     sampled = drawn(f, keys, complete, part, groups, progress, source)
     chosen = calibrated.choose(
-        "static" if of_results else form,
+        "static" if linear else form,
         judged,
         lambda rows, scale: finish(sampled, rows, np.float32(scale), values, *inputs),
     )
-    prefix = calibrated.SHARED if shared else ""
-    stated = tuple(
-        (prefix + at, float(np.median(np.asarray(e)))) for at, e in chosen.errors.items()
-    )
-    factors = {prefix + site: factor for site, factor in chosen.factors.items()}
-    return calibrated.Calibrated(posterior, factors, stated, chosen.unseen)
-
-
-class _Results(NamedTuple):
-    """A pass whose variances of results alone get factors.
-
-    Attributes:
-        moments: `moments(f, args, kwargs)`: the function's results.
-        name: How names of its factors begin.
-    """
-
-    moments: Callable[..., Any]
-    name: str
-
-
-def _results_of(
-    propagation: Propagation, method: str, first_order: bool, shared: bool
-) -> _Results | None:
-    """Makes the pass of results; None where every site gets factors."""
-    if shared:
-        return _Results(
-            replace(propagation, shared=True).run, calibrated.result_name(expected_slopes=True)
-        )
-    if not first_order:
-        return None
-    derived = first_order_pass(propagation, method)
-    return _Results(
-        functools.partial(correlated, derived), calibrated.result_name(derived.expected_slopes)
-    )
+    stated = tuple((at, float(np.median(np.asarray(e)))) for at, e in chosen.errors.items())
+    return calibrated.Calibrated(posterior, chosen.factors, stated, chosen.unseen)
 
 
 def _measure(
     propagation: Propagation,
-    results: _Results | None,
+    linear: bool,
     f: Callable[..., Any],
     complete: SampledProgram,
     noise: float,
 ) -> Callable[..., calibrated.FactorPass]:
     """Makes the pass that compares propagated variances with sampled ones.
 
-    `results` is the pass that gives results, if factors are of these alone; `complete` is the
-    program that reads all inputs; `noise` is the variance of the logarithm of a factor over all
-    draws.
+    `linear` if factors are of the linear method's results alone; `complete` is the program that
+    reads all inputs; `noise` is the variance of the logarithm of a factor over all draws.
     """
     program, _, wanted, prepared = complete
     ends = [v for v in wanted if v in program.outputs]
@@ -458,14 +408,14 @@ def _measure(
             both = jnp.stack([logs[atom], *halves[atom]])
             factors.results[number] = ours, both
 
-        if results is not None:
+        if linear:
             # Those variances are of results alone, so there is one factor per result and none
             # inside.
-            full = results.moments(f, args, kwargs)
+            full = linear_moments(moment_pass.read(f, args, kwargs))
             leaves = jax.tree.leaves(full, is_leaf=is_gaussian)
             for i, (atom, ours) in enumerate(zip(program.outputs, leaves, strict=True)):
                 if isinstance(atom, Value) and atom in logs:
-                    site = f"{results.name}{i}"
+                    site = f"{calibrated.RESULT}{i}"
                     factor, factors.errors[site] = _factor(ours, logs[atom], rows, noise)
                     factors.factors[site] = factor
                     keep(i, atom, Gaussian(ours.mean, ours.var * factor**scale))
@@ -485,10 +435,7 @@ def _measure(
             factors.factors[layer.site], factors.errors[layer.site] = factor, error
             return [Gaussian(ours.mean, ours.var * factor**scale), *outputs[1:]]
 
-        def prepare(part: Program, inputs: Sequence[Any]) -> Program:
-            return part if part is prepared else propagation.prepare(part, inputs)
-
-        outputs = evaluate(prepared, rule, None, values, promote, prepare)
+        outputs = propagation.outputs(prepared, rule, values)
         for i, (atom, ours) in enumerate(zip(program.outputs, outputs, strict=True)):
             if isinstance(atom, Value) and atom in logs and is_random(ours):
                 keep(i, atom, to_variance(ours))
@@ -552,15 +499,14 @@ def _in_groups(
     f: Callable[..., Any],
     inputs: tuple[Any, Any],
     propagation: Propagation,
-    of_results: bool,
-    together: bool,
+    linear: bool,
 ) -> tuple[tuple[Any, Any], Groups, SampledProgram, SampledProgram]:
     """Divides the inputs into groups, if every random result consists of those of its inputs."""
 
     def reading(args: Any, kwargs: Any) -> SampledProgram:
         program, values, _ = moment_pass.read(f, args, kwargs)
-        prepared = program if of_results else propagation.prepare(program, values)
-        wanted = _measured(program, prepared, values, of_results)
+        prepared = program if linear else propagation.prepare(program, values)
+        wanted = _measured(program, prepared, values, linear)
         return SampledProgram(program, values, wanted, prepared)
 
     args, kwargs = inputs
@@ -570,7 +516,7 @@ def _in_groups(
     sizes = [np.shape(x)[0] for x, b in zip(leaves, batched, strict=True) if b]
     groups = groups_of(batched, sizes[0] if sizes else 1)
     one = Groups(groups.batched, 1, sizes[0] if sizes else 1)
-    if groups.count == 1 or together:
+    if groups.count == 1 or linear:
         return inputs, one, complete, complete
     if groups.count * groups.size < sizes[0]:  # the rest of a last group is left out
         args = groups.part(args, 0, groups.count)

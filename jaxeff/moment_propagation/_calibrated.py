@@ -40,13 +40,8 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxeff.moment_propagation import _values
 from jaxeff.program import Layer
 
-SHARED = "shared "
-"""Begins the names of factors that were measured beside the pass with what positions share."""
-
-
-def result_name(expected_slopes: bool) -> str:
-    """Returns how the names of factors of whole results begin; their places follow."""
-    return "result " if expected_slopes else "linear result "
+RESULT = "linear result "
+"""Begins the names of factors of the linear method's results; their places follow."""
 
 
 # A pointwise function of one array gets its moments right from its input's.
@@ -61,12 +56,10 @@ class Calibrated:
     Attributes:
         posterior: A pytree with `Gaussian` leaves, as `moments(f)` takes it.
         factors: Mapping from site to the factors of its result's variance, `[channels]`: one
-            factor per entry of its last axis. For `moments(f, correlations=True)` those of the
-            function's own results, `"result 0"`, ..., and for `moments(f, method="linear")`
-            `"linear result 0"`, ... Factors that depend on the input are `"inputs 0"`, ...,
-            `[2 + n, 3 channels]`: the regression of a result (`fit_regression`) on n inputs. Those
-            of results of the pass with what positions share are `"shared result 0"`, ..., or
-            `"shared inputs 0"`, ...
+            factor per entry of its last axis. For `moments(f, method="linear")` those of the
+            function's own results, `"linear result 0"`, ... Factors that depend on the input are
+            `"inputs 0"`, ..., `[2 + n, 3 channels]`: the regression of a result (`fit_regression`)
+            on n inputs.
         errors: Mapping from site to the median standard error of its factors, relative to them,
             that the number of samples left; `()` if it isn't known.
         unseen: Median error of the results' variances, relative, on inputs that factors weren't
@@ -132,15 +125,28 @@ def may_scale(layer: Layer) -> bool:
     return bool(layer.site) and (layer.kind in _SCALED or joins)
 
 
-def of_shared_pass(factors: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Returns the factors that belong to results of the pass with what positions share."""
-    return {name.removeprefix(SHARED): v for name, v in factors.items() if name.startswith(SHARED)}
-
-
 def are_of_sites(factors: Mapping[str, Array]) -> bool:
     """Returns whether factors were measured beside the diagonal pass, as those of sites are."""
-    others = SHARED, result_name(expected_slopes=True), result_name(expected_slopes=False)
-    return any(not name.startswith(others) for name in factors)
+    return any(not name.startswith(RESULT) for name in factors)
+
+
+def scaled(layer: Layer, factors: Mapping[str, Array], outputs: Sequence[Any]) -> Sequence[Any]:
+    """Multiplies the variance of a layer's result by its factor, if it has one."""
+    if layer.site not in factors or not is_scaled(layer, outputs[0]):
+        return outputs
+    factor = factor_of(factors, layer.site, outputs[0])
+    return [_values.Gaussian(outputs[0].mean, outputs[0].var * factor), *outputs[1:]]
+
+
+def with_factors(rule: Callable[..., Any], factors: Mapping[str, Array]) -> Callable[..., Any]:
+    """Makes a rule whose results have the factors of their sites."""
+    if not factors:
+        return rule
+
+    def of_layer(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        return scaled(layer, factors, rule(layer, key, *values))
+
+    return of_layer
 
 
 def is_result(value: Any) -> bool:
@@ -148,15 +154,11 @@ def is_result(value: Any) -> bool:
     return _values.is_gaussian(value) or _values.is_joint_gaussian(value)
 
 
-def with_result_factors(out: Any, factors: Mapping[str, Array], name: str) -> Any:
-    """Multiplies the variances of results by their factors.
-
-    `name` is how the names of factors begin that belong to the pass; the place of the result
-    follows.
-    """
+def with_result_factors(out: Any, factors: Mapping[str, Array]) -> Any:
+    """Multiplies the variances of the linear method's results by their factors."""
 
     def scaled(i: int, result: Any) -> Any:
-        factor = factors.get(f"{name}{i}")
+        factor = factors.get(f"{RESULT}{i}")
         if factor is None or not is_result(result):
             return result
         if _values.is_gaussian(result):

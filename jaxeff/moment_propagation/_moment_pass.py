@@ -1,17 +1,12 @@
 """The pass of `moments` over a program: how it is read, which rule each layer takes, its results.
 
-Any leaf of the arguments may be random. Those that hold an example per place of their first axis
-are found for results that are derived example by example (`batched_leaves`). The first axis of
-every data argument is followed to the first of every result, through scans too; of a state that is
-fed back, what all steps have in common counts. In doubt (a while loop, a branch, a mixed axis, rows
-that a captured array or their place makes different) the answer is that there are no examples:
-dearer for those who ask, but never wrong.
+Any leaf of the arguments may be random.
 """
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +17,6 @@ from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import _calibrated, _statistics, _values, dependence
 from jaxeff.moment_propagation._attention import AttentionLayer, attention_moments
 from jaxeff.moment_propagation._attention_patterns import fuse_attention, with_batch_axes
-from jaxeff.moment_propagation._covariance_gaps import find_gaps
 from jaxeff.moment_propagation._linear_patterns import linear_patterns, with_bias_vectors
 from jaxeff.moment_propagation._propagation import Environment, propagate
 from jaxeff.moment_propagation._regions import region
@@ -34,7 +28,6 @@ from jaxeff.moment_propagation.rules import (
     silu_in_short,
     tanh_gelu,
 )
-from jaxeff.moment_propagation.shared_kernels import steps_apart, with_shared_noise
 from jaxeff.program import (
     Layer,
     Program,
@@ -44,7 +37,7 @@ from jaxeff.program import (
     plain_rule,
     read_out_by,
 )
-from jaxeff.program.ir import Scan, Value, fixed_point, run_nodes
+from jaxeff.program.ir import Value, run_nodes
 from jaxeff.program.reading import trace_live
 
 
@@ -58,22 +51,18 @@ class RandomProgram(NamedTuple):
     """
 
     program: Program
-    values: list[Any]
+    values: Sequence[Any]
     factors: Mapping[str, Any]
 
+    @property
+    def random(self) -> list[Value]:
+        """The inputs that are random."""
+        pairs = zip(self.program.inputs, self.values, strict=True)
+        return [value for value, x in pairs if _values.is_random(x)]
 
-def read(
-    f: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    rewrite: Callable[[Program, Sequence[Value]], Callable[..., Any] | None] | None = None,
-) -> RandomProgram:
-    """Reads a function at arguments any leaf of which may be a `Gaussian`.
 
-    `rewrite` makes an equal function of a program and its random inputs, which is read in its
-    place; None where there is nothing to change. Functions whose sites are calibrated are read as
-    they are.
-    """
+def read(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> RandomProgram:
+    """Reads a function at arguments any leaf of which may be a `Gaussian`."""
     _check((args, kwargs))
     args, factors = _calibrated.uncalibrated(args)
     means, named = jax.tree.map(
@@ -86,12 +75,34 @@ def read(
     arrays = jax.tree.unflatten(program.in_tree, positions)[1]
     leaves = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=_values.is_gaussian)
     values = [_values.Pooled.of(v) if _values.is_gaussian(v) else v for v in leaves]
-    if rewrite is not None and (not factors or _calibrated.of_shared_pass(factors)):
-        random = [v for v, x in zip(program.inputs, values, strict=True) if _values.is_gaussian(x)]
-        other = rewrite(program, random)
-        if other is not None:
-            program = _opened(other, means, {k: named[k] for k in arrays})
+    _check_read_outs(program, values)
     return RandomProgram(program, values, factors)
+
+
+def _check_read_outs(program: Program, values: Sequence[Any]) -> None:
+    """Refuses functions that read out random values; loops are looked at by themselves."""
+    depending = reached(program, values)
+    for layer in program.layers:
+        if not depending.isdisjoint(layer.inputs):
+            _check_read_out(layer)
+
+
+def reached(program: Program, values: Sequence[Any]) -> set[Value]:
+    """Returns the values that depend on random inputs, given those of all inputs."""
+    depending = set(RandomProgram(program, values, {}).random)
+    for layer in program.layers:
+        if not depending.isdisjoint(layer.inputs):
+            depending.update(layer.outputs)
+    return depending
+
+
+def _check_read_out(layer: Layer) -> None:
+    if transform := read_out_by(layer.nodes):
+        raise _values.MomentsError(
+            f"moments: a random value reaches {layer.site!r}, which {transform} reads out; "
+            f"take {transform}(moments(f), spec), which reads out the means, or what read-outs "
+            "add as noise: moments(f, noise=read_out(f, params, x, spec))."
+        )
 
 
 def _opened(f: Callable[..., Any], means: Sequence[Any], named: Mapping[str, Any]) -> Program:
@@ -154,7 +165,10 @@ IN_SHORT: Mapping[Any, Any] = {
     tanh_gelu: functools.partial(gelu_in_short, tanh=True),
     **_statistics.IN_SHORT,
 }
-"""What stands for dearer rules beside factors of sites, which make up for what it leaves out."""
+"""Cheaper rules by those whose place they take where a posterior has factors of sites.
+
+The factors were measured with the cheaper rules, so they make up for what these leave out.
+"""
 
 
 @dataclass(frozen=True)
@@ -165,68 +179,38 @@ class Propagation:
         rules: The user's rules by primitive, and those of `IN_SHORT` by what they stand for.
         form: Moments that layers pass to each other, "variance" or "raw".
         note: Called for each place where independence is assumed.
-        differentiable: Whether derivatives pass through variances; not those by expected slopes.
-        shared: Whether noise of a kernel that positions share is followed to their mean;
-            "attention": through attention as well.
-        gaps: Gets the first covariance gap of each kind.
         once: Whether rules are evaluated once for equal layers, so that `note` hears of the first.
-        expected_slopes: Whether derivatives of its results are expected slopes.
     """
 
     rules: Mapping[Any, Rule]
     form: str
     note: dependence.Note
-    differentiable: bool = True
-    shared: bool | str = False
-    gaps: _values.Gaps = field(default_factory=dict)
     once: bool = False
-    expected_slopes: ClassVar[bool] = True
 
     def run(self, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Evaluates `moments(f)` at arguments."""
-        if not any(
-            _values.is_gaussian(v)
-            for v in jax.tree.leaves((args, kwargs), is_leaf=_values.is_gaussian)
-        ):
-            # Nothing is random: the function itself, so that results are equal bit for bit.
-            result = f(*args, **kwargs)
-            check_certain(result)
-            return jax.tree.map(_result, result)
-        program, values, factors = read(f, args, kwargs, steps_apart if self.shared else None)
-        program = with_batch_axes(program)  # here, so that both passes know the same values
-        assumptions: list[dependence.Assumption] = []
-        prepared = replace(self, note=assumptions.append).prepare(program, values)
-        of_results = _calibrated.of_shared_pass(factors)
+        """Evaluates the diagonal pass at arguments, or the calibrated one."""
+        return self.finished(self.prepared(read(f, args, kwargs)))
+
+    def prepared(self, of: RandomProgram) -> RandomProgram:
+        """Joins the layers of a function that have to be integrated as a whole."""
+        return of._replace(program=self.prepare(with_batch_axes(of.program), of.values))
+
+    def finished(self, of: RandomProgram) -> Any:
+        """Evaluates a function that was prepared."""
+        prepared, values, factors = of
         short = _calibrated.are_of_sites(factors)
         propagation = replace(self, rules={**IN_SHORT, **self.rules}) if short else self
-        rule: Callable[..., Sequence[Any]] = functools.partial(propagation.layer, factors)
-        if self.once and not factors:
+        rule: Callable[..., Sequence[Any]] = functools.partial(propagation.layer, {})
+        if self.once:
             rule = once_for_equal(prepared, rule)
-        known: Collection[Layer] = ()
-        if of_results and not self.shared:
-            raise ValueError(
-                "moments: these factors were measured for moments(f) with what positions share, "
-                "and shared=False leaves that out; leave out one of the two."
-            )
-        # Factors of sites were measured beside the diagonal pass, and hold what it forgets.
-        if self.shared and (of_results or not factors):
-            prepared, rule, known = with_shared_noise(
-                rule, program, prepared, values, self.rules, self.gaps,
-                attention=self.shared == "attention",
-            )  # fmt: skip
-        resolved = {(layer.site, layer.kind) for layer in known}
-        for one in assumptions:
-            if (one.site, one.kind) not in resolved:
-                self.note(one)
-        result = propagation.evaluated(prepared, rule, values)
-        if not factors:  # bodies of loops are prepared while they are evaluated
-            _values.warn_of(self.gaps)
-        result = _calibrated.with_result_factors(
-            result, of_results, _calibrated.result_name(expected_slopes=True)
-        )
-        return _calibrated.with_regressions(result, of_results or factors)
+        # Factors come after the rule and before the next layer, as they were measured; equal layers
+        # have others each.
+        outputs = propagation.outputs(prepared, _calibrated.with_factors(rule, factors), values)
+        return _calibrated.with_regressions(gaussian_results(prepared, outputs), factors)
 
-    def evaluated(self, program: Program, rule: Callable[..., Any], values: Sequence[Any]) -> Any:
+    def outputs(
+        self, program: Program, rule: Callable[..., Any], values: Sequence[Any]
+    ) -> Sequence[Any]:
         """Evaluates a prepared program under a rule."""
 
         def prepare(part: Program, inputs: Sequence[Any]) -> Program:
@@ -238,39 +222,21 @@ class Propagation:
             _values.to_variance(x) if v in inside and isinstance(x, _values.Pooled) else x
             for v, x in zip(program.inputs, values, strict=True)
         ]
-        outputs = evaluate(program, rule, None, values, promote, prepare)
-        return gaussian_results(program, outputs)
+        return evaluate(program, rule, None, values, promote, prepare)
 
     def prepare(self, program: Program, values: Sequence[Any]) -> Program:
         """Fuses the layers that have to be integrated as a whole."""
-        random = [v for v, x in zip(program.inputs, values, strict=True) if _values.is_random(x)]
+        random = RandomProgram(program, values, {}).random
         if not random:
             return program
-        program = fuse_attention(program, random, self.rules, self.gaps)
-        if self.shared:
-            find_gaps(program, random, self.gaps)
-        # Slopes are taken through means, which products with dependent operands hardly change.
-        return dependence.fuse_dependent(program, random, self.note, products=self.differentiable)
+        program = fuse_attention(program, random, self.rules)
+        return dependence.fuse_dependent(program, random, self.note)
 
     def layer(
         self, factors: Mapping[str, Any], layer: Layer, key: Any, *values: Any
     ) -> Sequence[Any]:
         """Computes the moments of one layer: the rule that `evaluate` calls."""
-        outputs = self._moments(layer, key, values)
-        if not self.differentiable:
-            outputs = [_held(value) for value in outputs]
-        # Factors come after the rule and before the next layer, as they were measured.
-        if layer.site in factors and _calibrated.is_scaled(layer, outputs[0]):
-            factor = _calibrated.factor_of(factors, layer.site, outputs[0])
-            first = _values.Gaussian(outputs[0].mean, outputs[0].var * factor)
-            return [first, *outputs[1:]]
-        return outputs
-
-    def own_variance(self, layer: Layer, *values: Any) -> Array:
-        """Computes the variance of a linear layer's one result."""
-        # No slope is taken through it, so it may have derivatives by the kernel's variances.
-        (out,) = replace(self, differentiable=True).layer({}, layer, None, *values)
-        return _values.to_variance(out).var
+        return _calibrated.scaled(layer, factors, self._moments(layer, key, values))
 
     def _quantize(self, layer: Layer, values: Sequence[Any]) -> list[Any]:
         """Quantizes a random value; for derivatives rounding has slope one.
@@ -285,14 +251,12 @@ class Propagation:
                 layer.nodes[-1], layer.site, "quantizes several random values at once"
             )
         mean, var = outputs[0], random[0].var
-        if not self.differentiable:
-            # Straight through: the value is rounded, the slope is one.
-            mean = random[0].mean + jax.lax.stop_gradient(mean - random[0].mean)
         rounded = _rounded(layer, at_means, random[0])
         if rounded is None:
             # A layer that reads out light rounds downwards what it adds noise of its own to.
             if not layer.outputs[0].is_data or any(n.primitive is p.round_p for n in layer.nodes):
-                self.gaps.setdefault("rounding", _UNROUNDED)
+                inputs = [v for v, x in zip(layer.inputs, values, strict=True) if x is random[0]]
+                self.note(dependence.Assumption.unrounded(layer, inputs))
             return [_values.Gaussian(mean, var)]
         mean += jax.lax.stop_gradient(rounded.mean - mean)
         return [_values.Gaussian(mean, var + jax.lax.stop_gradient(rounded.var - var))]
@@ -307,12 +271,7 @@ class Propagation:
             return _discrete(layer, values)
         if any(isinstance(v, _values.AtMean) for v in values):
             raise _values.no_rule(layer.nodes[-1], layer.site, _DISCRETE)
-        if transform := read_out_by(layer.nodes):
-            raise _values.MomentsError(
-                f"moments: a random value reaches {layer.site!r}, which {transform} reads out; "
-                f"take {transform}(moments(f), spec), which reads out the means, or what read-outs "
-                "add as noise: moments(f, noise=read_out(f, params, x, spec))."
-            )
+        _check_read_out(layer)
         if layer.kind == "quantize":
             return self._quantize(layer, values)
         # A layer that another transform has acted on holds a program of its own. Factors belong to
@@ -379,24 +338,6 @@ def _discrete(layer: Layer, values: Sequence[Any]) -> list[Any]:
             raise _values.no_rule(layer.nodes[-1], layer.site, _DISCRETE)
     return [_values.AtMean(v) for v in outputs]
 
-
-def _held(value: Any) -> Any:
-    """Stops derivatives through the variance of a random value."""
-    if not _values.is_random(value):
-        return value
-    if isinstance(value, _values.Pooled):
-        value = _values.to_variance(value)
-    if isinstance(value, _values.Gaussian):
-        return replace(value, var=jax.lax.stop_gradient(value.var))
-    # E[x^2] must still follow the mean: only the variance in it is held.
-    return _values.RawMoments(value.mean, value.mean**2 + jax.lax.stop_gradient(value.var))
-
-
-_UNROUNDED = _values.CovarianceGap(
-    "what rounding to values that aren't evenly spaced adds to random ones",
-    "too small",
-    "calibrate_moments makes up for it",
-)
 
 _FAR = 2.0**20
 """A code beyond the ends of any grid."""
@@ -483,79 +424,3 @@ def _step(nearby: Array, around_zero: Array) -> Array:
     Beyond an end of the grid values are the same. Codes around zero are never all beyond one.
     """
     return jnp.maximum(*(abs(jnp.diff(y, axis=0)).max(0) for y in (nearby, around_zero)))
-
-
-def batched_leaves(program: Program, count: int) -> list[bool]:
-    """Returns which of the first inputs hold an example per place of their first axis.
-
-    The first `count` inputs may; data among the others leaves the answer in doubt.
-    """
-    inputs = program.inputs[:count]
-    data = [v for v in inputs if v.is_data]
-    none = [False] * count
-    if (
-        not data
-        or any(v.is_data for v in program.inputs[count:])
-        or not all(v.aval.ndim for v in data)
-        or len({v.aval.shape[0] for v in data}) > 1
-    ):
-        return none
-    sources = [{v: dependence.identity(v.aval.shape)} if v in data else {} for v in program.inputs]
-    for lineage in _followed(program, sources) or [{}]:
-        if not lineage or any(not labels or labels[0] != 0 for labels in lineage.values()):
-            return none
-    # What else differs from row to row isn't there when one example is computed alone.
-    if any(axes[0] for axes in dependence.varying_axes(program)):
-        return none
-    return [v.is_data for v in inputs]
-
-
-def _followed(
-    program: Program, sources: Sequence[dependence.Lineage]
-) -> list[dependence.Lineage] | None:
-    """Follows lineages to a program's outputs; None where there is a loop that isn't followed."""
-    lineages = {v: x for v, x in zip(program.inputs, sources, strict=True) if x}
-    for layer in program.layers:
-        here = {v: lineages[v] for v in layer.inputs if v in lineages}
-        if not here:
-            continue
-        if layer.kind == "control flow":
-            results = _through_scan(layer, here)
-            if results is None:
-                return None
-            # A layer has the outputs that are read; the loop's node has all of them.
-            lineages.update(zip(layer.nodes[0].outputs, results, strict=True))
-        elif not layer.nodes:
-            lineages.update(
-                (o, here[i]) for i, o in zip(layer.inputs, layer.outputs, strict=True) if i in here
-            )
-        else:
-            reached, _ = dependence.follow_lineages(layer.nodes, here)
-            lineages.update((v, reached[v]) for v in layer.outputs if v in reached)
-    return [lineages.get(v, {}) if isinstance(v, Value) else {} for v in program.outputs]
-
-
-def _through_scan(
-    layer: Layer, lineages: Mapping[Value, dependence.Lineage]
-) -> list[dependence.Lineage] | None:
-    """Follows lineages through a scan; None if the layer is another loop or a branch."""
-    if [node.primitive for node in layer.nodes] != [p.scan_p] or len(layer.programs) != 1:
-        return None
-    (node,), (body,) = layer.nodes, layer.programs
-    operands = [lineages.get(a, {}) if isinstance(a, Value) else {} for a in node.inputs]
-    loop = Scan.of(node, operands)
-    # A step reads a place of the first axis. If that is the examples' own, no label of it is left,
-    # so what is made of it isn't taken for an example's.
-    rows = [{source: labels[1:] for source, labels in x.items()} for x in loop.xs]
-
-    def step(
-        carry: Sequence[dependence.Lineage],
-    ) -> tuple[Sequence[dependence.Lineage], list[dependence.Lineage] | None]:
-        results = _followed(body, loop.inputs(carry, rows))
-        # A loop inside that isn't followed: this one ends as it is, and is given up.
-        return (carry, None) if results is None else loop.split(results)
-
-    carry, stacked = fixed_point(step, loop.carry, lambda a, b: dependence.union((a, b)))
-    if stacked is None:
-        return None
-    return [*carry, *({s: (dependence.APART, *labels) for s, labels in x.items()} for x in stacked)]

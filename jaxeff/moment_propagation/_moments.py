@@ -11,26 +11,23 @@ posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
 logits = jaxeff.moments(f)(posterior, x)            # a Gaussian: logits.mean, logits.var
 ```
 
-Any leaf of the arguments may be a `Gaussian`: parameters, inputs, both, some of them. Layers whose
-inputs are all deterministic run as they are; the others follow the rules of this package, layer by
-layer, and every result is taken as Gaussian with independent entries again (moment matching).
+Any leaf of the arguments may be a `Gaussian`: parameters, inputs, both, some of them. There are
+three methods:
+
+- "diagonal" propagates means and variances from layer to layer by the rules of this package, and
+  takes entries as independent (moment matching; Klein's thesis, chapter 8);
+- "linear" follows every random entry to every result, exact to first order for any function;
+- "calibrated" is the diagonal pass with factors that were measured once (`calibrate_moments`).
+
+`moments(f)` alone takes the diagonal pass where lineage proves that entries are independent, the
+linear method where they aren't and results are few, the diagonal pass with a warning elsewhere
+(`_choice`); `moments(f).explain(posterior, x)` says which, and why. A calibrated posterior has its
+own method. `experiments.beyond.moment_variances` holds them against Monte Carlo.
 
 Sharp edges
-- Diagonal covariance is the approximation: what entries share (noise at the input, a residual
-  stream, parameters that are used twice) is forgotten. `assumptions` lists where, and by how much;
-  `moments_check` says whether it matters; `calibrate_moments`, `correlations=True` and
-  `method="linear"` make up for it. `experiments.beyond.moment_variances` holds them against Monte
-  Carlo.
-- What a kernel shares over positions is followed to their mean, at some three times the diagonal's
-  price: the variances of a trained network of depthwise convolutions go from a median of .27
-  of the sampled ones to .96 (.89 to 1.00). Where positions are flattened instead it isn't: LeNet-5
-  has .83 (.58 to .97). `moments(f, shared=False)` is the diagonal pass.
-- Attention with random weights in a residual stream has variances several times too small, and a
-  warning says so: a trained vision transformer's have a median of .15 of the sampled ones.
-  `moments(f, shared="attention")` follows what tokens share to a mean over them: .18 and .15 of
-  the sampled variances (noise of 3 and 10 %) become .69 for one of four blocks, at 34 times the
-  network's operations where the diagonal takes 8 and the linear method (1.03, .92) 22 for ten
-  results.
+- Diagonal covariance is an approximation: what entries share (a kernel's noise at all positions, a
+  residual stream, parameters that are used twice) is forgotten. `assumptions` lists where;
+  `moments_check` says whether it matters.
 - Discrete results (an argmax, a comparison) are those of the means; computing on with one is an
   error, and so is any primitive without a rule that meets a random value.
 - Weights that `jaxeff.quantized` rounds to evenly spaced values have the moments of rounded draws,
@@ -38,9 +35,7 @@ Sharp edges
 
 Moments of a noisy network are those of a function with noise as a random argument. A noise model
 whose draws have known means and variances (`jaxeff.noise.MomentNoise`) is a value and independent
-random arrays. Made arguments of the function, they are random values like any others: their product
-with a layer's result is exact, and what entries share of a draw is followed as everything that
-entries share.
+random arrays. Made arguments of the function, they are random values like any others.
 
 `sampled(f)` is the local reparametrization trick, draws of results in place of weights.
 
@@ -76,9 +71,12 @@ it (`calibrate_moments`).
 """
 
 import functools
+import itertools
+import warnings
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -88,13 +86,24 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxeff import core
 from jaxeff.moment_propagation import _moment_pass as moment_pass
 from jaxeff.moment_propagation import _values
-from jaxeff.moment_propagation._covariance import check_method, correlated, first_order_pass
-from jaxeff.moment_propagation._moment_pass import Propagation
-from jaxeff.moment_propagation.dependence import Assumption, Assumptions
+from jaxeff.moment_propagation._calibrated import are_of_sites, uncalibrated
+from jaxeff.moment_propagation._choice import DRAWS, METHODS, MethodChoice, choose, misleads
+from jaxeff.moment_propagation._moment_pass import Propagation, RandomProgram
+from jaxeff.moment_propagation.dependence import Assumption, Assumptions, Ratio
+from jaxeff.moment_propagation.linear import linear_moments
 from jaxeff.moment_propagation.rules import Rule
 from jaxeff.noise import MomentNoise, Noise, perturbed_inputs, perturbs_layer
 from jaxeff.noise.models import check_noise, place
-from jaxeff.program import Layer, Program, evaluate, interpret_sites, plain_rule, resolve, trace
+from jaxeff.program import (
+    Layer,
+    Program,
+    chosen,
+    evaluate,
+    interpret_sites,
+    plain_rule,
+    resolve,
+    trace,
+)
 from jaxeff.program.ir import Value
 
 RUN_ONCE: Any = {"xla_backend_optimization_level": 0}
@@ -172,126 +181,286 @@ def _perturbed(layer: Layer, model: Noise) -> list[tuple[str, Any]]:
 _FORMS = ("variance", "raw")
 
 
-@core.validate(rules=core.instance_of(Mapping), noise=core.string_mapping, f=None)
+class MomentFunction(Protocol):
+    """A function of random arrays, as `moments` makes it.
+
+    Attributes:
+        explain: Says at the arguments of a call which method it takes, and why.
+        deployed: The function that `deploy` compiles in its place: "auto" is the diagonal pass.
+    """
+
+    explain: Callable[..., MethodChoice]
+    deployed: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the function returns, with Gaussians for floating-point leaves."""
+        ...
+
+
+@core.validate(
+    rules=core.instance_of(Mapping), noise=core.string_mapping, covariance=core.boolean, f=None
+)
 def moments(
     f: Callable[..., Any],
     *,
-    method: str = "layers",
+    method: str = "auto",
     rules: Mapping[Any, Rule] | None = None,
     form: str = "variance",
-    correlations: bool | Literal["full"] = False,
+    covariance: bool = False,
     strict: bool = False,
     noise: Mapping[str, Any] | None = None,
-    shared: bool | Literal["attention"] = True,
-) -> Callable[..., Any]:
+) -> MomentFunction:
     """Turns a function of arrays into one of random arrays.
 
     Args:
         f: A pure function `f(params, *args)`.
-        method: "layers" propagates moments from layer to layer, by rules. "linear" is the delta
-            method: the mean is `f`'s result at the means, and the variance the sum over random
-            entries of their variance times the squared derivative of the result. It takes any
-            differentiable function, needs no rules, is exact to first order with everything that
-            results share, and costs a pass backward per result of an example. It is for noise up
-            to some 10 % of a weight array's spread; at more, take `correlations=True`.
+        method: "diagonal" propagates moments from layer to layer, by rules, and takes entries as
+            independent. "linear" is the delta method: the mean is `f`'s result at the means, and
+            the variance the sum over random entries of their variance times the squared derivative
+            of the result. It takes any differentiable function, needs no rules, is exact to first
+            order with everything that results share, and costs a pass backward per result of an
+            example; it is for noise up to some 10 % of a weight array's spread. "calibrated" is the
+            diagonal pass with the factors of `calibrate_moments`. "auto" takes the diagonal pass
+            where no dependent entries are combined, which is then right; else the linear method
+            where an example has few results; else the diagonal pass, with a warning. For arguments
+            with factors it is the method that they were measured for.
         rules: Rules for primitives that have none, or in place of the built-in ones: from the
             primitive to `rule(node, *values)`, which gets arrays and `Gaussian`s and returns a
             list with one of either per result. `node.params` holds the primitive's parameters.
         form: Moments that layers pass on: "variance" (the default, safe in float32) or "raw",
-            E[x^2] between an activation and the next linear layer, as the source's operators do.
-        correlations: Take into account everything that results share (see `correlated`), at the
-            cost of one pass backward per result of an example. "full" returns what the entries
-            of an example share as well: a `JointGaussian` for each floating-point leaf. The
-            linear method always takes into account what results share, and "full" returns it.
-        strict: Refuse to assume independence: a function with a place that `assumptions` would
-            list is an error.
+            E[x^2] between an activation and the next linear layer, as the thesis' operators do.
+        covariance: Return what the entries of an example share as well, by the linear method: a
+            `JointGaussian` for each floating-point leaf, which is a vector per example.
+        strict: Refuse to assume independence: a diagonal pass with a place that `assumptions`
+            would list is an error.
         noise: A spec of noise models, as `jaxeff.noisy` takes it, whose means and variances are
             propagated too: `Dropout`, `Additive`, `Multiplicative`, `Mixed`, or any model that is
             a `jaxeff.noise.MomentNoise`. Every draw is a random value of its own, so what shares
-            one (`per="channel"`) is dependent, which `correlations=True` takes into account.
-        shared: Follow the noise of a convolution's kernel, which all positions share, or of a dense
-            layer's, which tokens or time steps share, to a mean, sum or maximum over all of them,
-            where there is one. It costs some three times the diagonal pass there, to run and to
-            compile, and nothing elsewhere. "attention" follows it through attention as well, from
-            a transformer's dense layers to a mean over its tokens, at some three to four times the
-            diagonal pass: for many results, since up to some ten of them the linear method is
-            cheaper and nearer. False is the diagonal pass. The factors of a calibrated
-            posterior hold it already, unless they were measured beside this (`shared=True` there).
+            one (`per="channel"`) is dependent.
 
     Returns:
         A function of the same arguments, any leaf of which may be a `Gaussian`. It returns what
         `f` returns with a `Gaussian` for each floating-point leaf (variance zero where no random
         value reached it, and then the mean is `f`'s result bit for bit) and arrays for the
-        others.
+        others. Its `explain`, of the same arguments, says which method it takes there, and why.
 
     Raises:
-        ValueError: `method`, `form`, `correlations` or `shared` is unknown, or the linear method is
-            given rules or a form; when called: a `Gaussian` leaf holds NaN, a
-            negative variance, or a variance that doesn't fit its mean; noise has no moments, or
-            acts inside a loop.
+        ValueError: `method` or `form` is unknown, or the linear method is given rules or a form;
+            when called: a `Gaussian` leaf holds NaN, a negative variance, or a variance that
+            doesn't fit its mean; noise has no moments, or acts inside a loop; nothing is calibrated
+            for method="calibrated".
         TypeError: `f` is a Flax model; when called: an argument is a sampler's or guide's
             posterior, a result, a model, or holds what is no array.
         MomentsError: When called: a random value meets a computation without a rule, or, if
             `strict`, dependent values meet where independence would be assumed.
 
     Warns:
-        MomentsWarning: When called: the pass takes something as independent that can make variances
-            far too large or too small; the message says what and where. `moments_check` says
-            whether it does.
+        MomentsWarning: When called: method="auto" takes something as independent that makes
+            variances far too large or too small; the message says where and what to do. Outside
+            of `jit` results are compared with 100 draws first, once for each posterior, and nothing
+            is said if they agree. Under `jit`, and with `noise`, it is of the program alone.
     """
     core.check_function("moments: f", f)
     if noise is not None:
         check_noise(noise)
     if form not in _FORMS:
         raise ValueError(f"moments: form {form!r} is unknown; choose one of {_FORMS}.")
-    check_method("moments", method)
-    if method == "linear" and (rules is not None or form != "variance"):
+    if method not in METHODS:
+        raise ValueError(f"moments: method {method!r} is unknown; choose one of {METHODS}.")
+    of_layers = bool(rules) or form != "variance"
+    if (method == "linear" or covariance) and of_layers:
         raise ValueError("moments: method='linear' takes no rules and no form; leave them out.")
-    if correlations not in (False, True, "full"):
-        raise ValueError(f"moments: correlations is False, True or 'full', not {correlations!r}.")
-    if shared not in (False, True, "attention"):
-        raise ValueError(f"moments: shared is False, True or 'attention', not {shared!r}.")
+    if covariance and method not in ("auto", "linear"):
+        raise ValueError("moments: covariance=True is the linear method's; take method='linear'.")
+    if covariance:
+        method = "linear"
 
     f = core.read_once(f)
+    # Noise of models is another function in every call, and would be compiled in each.
+    measures = noise is None
+    settings = _Settings(method, rules or {}, form, covariance, strict, measures)
 
-    @functools.wraps(f)
-    def propagated(*args: Any, **kwargs: Any) -> Any:
+    def call(settings: _Settings, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Call:
         # A sampler's result or a model in the place of parameters is named before anything is
         # traced.
         for position, argument in enumerate(args):
             core.check_params(f"moments: argument {position}", argument)
-        assumptions: list[Assumption] = []
-        propagation = Propagation(
-            rules or {}, form, assumptions.append, shared=shared, once=not strict
-        )
         noisy = (f, args) if noise is None else with_noise(f, noise, args, kwargs)
-        result = _propagated(propagation, method, correlations, *noisy, kwargs)
-        if strict and assumptions:
+        return _Call(settings, *noisy, kwargs)
+
+    def function(settings: _Settings) -> Any:
+        @functools.wraps(f)
+        def propagated(*args: Any, **kwargs: Any) -> Any:
+            return call(settings, args, kwargs).result()
+
+        return propagated
+
+    def explain(*args: Any, **kwargs: Any) -> MethodChoice:
+        return call(settings, args, kwargs).choice()
+
+    of_bundle = replace(settings, deployed=True, measures=False)
+    propagated, deployed = function(settings), function(of_bundle)
+    propagated.explain, propagated.deployed = explain, deployed
+    # Attributes go over to what wraps the function, which isn't meant.
+    deployed.in_place_of = propagated
+    of_random: MomentFunction = propagated
+    return of_random
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What `moments` was asked for, as its arguments.
+
+    Attributes:
+        measures: Whether results may be compared with draws before a warning.
+        deployed: Whether a bundle is made of it.
+    """
+
+    method: str
+    rules: Mapping[Any, Rule]
+    form: str
+    covariance: bool
+    strict: bool
+    measures: bool
+    deployed: bool = False
+
+
+@dataclass
+class _Measured:
+    """How far variances were off for some random arrays, as long as these live."""
+
+    random: Sequence[weakref.ref[Any]] = ()
+    ratio: Ratio | None = None
+
+    def is_of(self, random: Sequence[Any]) -> bool:
+        """Returns whether it was measured for these very arrays."""
+        pairs = itertools.zip_longest((one() for one in self.random), random)
+        return bool(random) and all(a is b for a, b in pairs)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of `moments(f)`: the settings, the function with its noise, the arguments."""
+
+    settings: _Settings
+    f: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether anything is."""
+        leaves = jax.tree.leaves((self.args, self.kwargs), is_leaf=_values.is_gaussian)
+        return any(map(_values.is_gaussian, leaves))
+
+    def result(self) -> Any:
+        """Evaluates the moments."""
+        places: list[Assumption] = []
+        propagation = self._propagation(places)
+        if not self.is_random:
+            return propagation.run(self.f, self.args, self.kwargs)
+        settled = self._settled()
+        read = moment_pass.read(self.f, self.args, self.kwargs)
+        if settled is not None and settled.method == "linear":
+            return linear_moments(read, self.settings.covariance)
+        prepared = propagation.prepared(read)
+        choice = settled or self._chosen(prepared, places)
+        if choice.method == "linear":
+            # For `deploy`, which sees no choice inside of another function.
+            return chosen(linear_moments(read), choice.method)
+        result = propagation.finished(prepared)
+        if self.settings.strict and places:
             raise _values.MomentsError(
                 "moments: strict=True, and independence would be assumed:\n"
-                f"{Assumptions.merged(assumptions)}\nLeave `strict` out to accept that."
+                f"{Assumptions.merged(places)}\nLeave `strict` out to accept that."
             )
+        if settled is None and (told := replace(choice, places=Assumptions.merged(places))).adds_up:
+            measured = self._measured(read, result)
+            if measured is None or misleads(measured):
+                words = told.warning(self.settings.deployed, measured)
+                warnings.warn(words, _values.MomentsWarning, stacklevel=3)
         return result
 
-    return propagated
+    def _measured(self, read: RandomProgram, result: Any) -> Ratio | None:
+        """Divides variances of results by drawn ones; None under `jit`, where there are no values.
+
+        It is kept as long as the random arrays are the same ones.
+        """
+        arguments = jax.tree.leaves((self.args, self.kwargs), is_leaf=_values.is_gaussian)
+        arrays = jax.tree.leaves((arguments, result))
+        if not self.settings.measures or not all(map(_is_at_hand, arrays)):
+            return None
+        where = self.f, (self.args, self.kwargs)
+        how = self.settings.form, tuple(self.settings.rules.items())
+        kept = core.kept_reading(*where, {"measured": how}, lambda: (_Measured(), ()))
+        random = jax.tree.leaves([v for v in arguments if _values.is_gaussian(v)])
+        if not kept.is_of(random):
+            program, values, _ = read
+            ends = {v for v in program.outputs if isinstance(v, Value)}
+            key = jax.random.key(0)
+            drawn = sampled_moments(key, *where, program, values, DRAWS, 1, ends)
+            ours = jax.tree.leaves(result, is_leaf=_values.is_gaussian)
+            pairs = [
+                (y, drawn[v]) for v, y in zip(program.outputs, ours, strict=True) if v in drawn
+            ]
+            kept.random = [weakref.ref(a) for a in random]
+            kept.ratio = _ratio_to_draws(pairs)
+        return kept.ratio
+
+    def choice(self) -> MethodChoice:
+        """Chooses the method, of shapes alone."""
+        places: list[Assumption] = []
+        settled = self._settled()
+        if settled is not None or not self.is_random:
+            return settled or MethodChoice("diagonal", "nothing is random")
+        choices: list[MethodChoice] = []
+
+        def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+            read = moment_pass.read(self.f, args, kwargs)
+            choices.append(self._chosen(self._propagation(places).prepared(read), places))
+
+        jax.eval_shape(run, tuple(self.args), dict(self.kwargs))
+        return choices[0]
+
+    def _settled(self) -> MethodChoice | None:
+        """Returns the method where arguments and settings say it; None where the program does."""
+        method, (_, factors) = self.settings.method, uncalibrated(self.args)
+        if factors and method in ("auto", "calibrated"):
+            of_sites = are_of_sites(factors)
+            reason = "the posterior has factors that were measured for it"
+            return MethodChoice("calibrated" if of_sites else "linear", reason)
+        if method == "calibrated":
+            raise ValueError(
+                "moments: method='calibrated' takes factors, and no argument has any; measure them "
+                "once: posterior = calibrate_moments(key, f, posterior, x)."
+            )
+        return None if method == "auto" else MethodChoice(method, f"method={method!r} asks for it")
+
+    def _chosen(self, read: Any, places: Sequence[Assumption]) -> MethodChoice:
+        if self.settings.deployed:
+            return MethodChoice("diagonal", "it is deployed", Assumptions.merged(places))
+        of_layers = bool(self.settings.rules) or self.settings.form != "variance"
+        merged = Assumptions.merged(places)
+        return choose(read, merged, layers_only=of_layers)
+
+    def _propagation(self, places: list[Assumption]) -> Propagation:
+        settings = self.settings
+        return Propagation(settings.rules, settings.form, places.append, once=not settings.strict)
 
 
-def _propagated(
-    propagation: Propagation,
-    method: str,
-    correlations: bool | Literal["full"],
-    f: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Any:
-    random = any(
-        _values.is_gaussian(v) for v in jax.tree.leaves((args, kwargs), is_leaf=_values.is_gaussian)
-    )
-    if random and (correlations or method == "linear"):
-        return correlated(
-            first_order_pass(propagation, method), f, args, kwargs, correlations == "full"
-        )
-    return propagation.run(f, args, kwargs)
+def _is_at_hand(x: Any) -> bool:
+    """Returns whether a value is known here, and on one device, as what draws are compiled for."""
+    if isinstance(x, jax.core.Tracer):
+        return False
+    return not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1
+
+
+def _ratio_to_draws(pairs: Sequence[tuple[_values.Gaussian, _values.Gaussian]]) -> Ratio | None:
+    """Divides variances by those of draws; None where one is undefined, or nothing varies."""
+    if not pairs or not all(np.isfinite(ours.var).all() for ours, _ in pairs):
+        return None
+    quotients = np.concatenate([np.ravel(ratios(ours, drawn)) for ours, drawn in pairs])
+    return Ratio.of(quotients, float(np.sqrt(2 / DRAWS)))
 
 
 @core.validate()
@@ -526,10 +695,7 @@ def _everything(program: Program, values: Sequence[Any]) -> dict[Value, Any]:
 
 def random_values(program: Program, values: Sequence[Any]) -> list[Value]:
     """Returns the floating-point values that depend on random inputs."""
-    reached = {v for v, x in zip(program.inputs, values, strict=True) if _values.is_gaussian(x)}
-    for layer in program.layers:
-        if not reached.isdisjoint(layer.inputs):
-            reached.update(layer.outputs)
+    reached = moment_pass.reached(program, values)
     return [v for v in floats(program) if v in reached]
 
 

@@ -11,8 +11,9 @@ posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
 print(jaxeff.moments_check(jax.random.key(0), f, posterior, x[:10]))
 ```
 
-The results' moments are compared with a reference that knows what results share: the delta method
-where noise is small, draws of the function elsewhere. The layers that lose most, on request, are
+The moments of the method that `moments(f)` takes are compared with a reference that knows what
+results share: the delta method where noise is small and it isn't that method itself, draws of the
+function elsewhere. The layers that lose most, on request, are
 found as `assumptions` finds them: each one's rule is given the sampled moments of its inputs.
 
 Sharp edges
@@ -83,17 +84,14 @@ def assumptions(
     f: Callable[..., Any],
     *args: Any,
     rules: Mapping[Any, Rule] | None = None,
-    shared: bool = True,
     **kwargs: Any,
 ) -> Assumptions:
-    """Lists the places where `moments(f)(*args, **kwargs)` assumes independence.
+    """Lists the places where the diagonal pass of `f` at arguments assumes independence.
 
     Args:
         f: A pure function `f(params, *args)`.
         *args: The arguments, any leaf of which may be a `Gaussian`.
         rules: Same as for `moments`.
-        shared: Same as for `moments`: poolings that what a kernel shares is followed to are no
-            places. False lists them, too.
         **kwargs: Further arguments.
 
     Returns:
@@ -104,7 +102,7 @@ def assumptions(
         MomentsError: As `moments`.
     """
     places: list[Assumption] = []
-    propagation = Propagation(rules or {}, "variance", places.append, shared=shared)
+    propagation = Propagation(rules or {}, "variance", places.append)
     # The places depend on the program and on shapes alone: nothing is computed to find them.
     jax.eval_shape(functools.partial(propagation.run, f), args, kwargs)
     return Assumptions.merged(places)
@@ -120,7 +118,6 @@ def measure_assumptions(
     samples: int = 1000,
     chunk: int = 50,
     rules: Mapping[Any, Rule] | None = None,
-    shared: bool = True,
     **kwargs: Any,
 ) -> Assumptions:
     """Lists these places with how far the variance of each is off.
@@ -133,14 +130,13 @@ def measure_assumptions(
             sqrt(2 / samples).
         chunk: Number of samples that run at once.
         rules: Same as for `moments`.
-        shared: Same as for `assumptions`.
         **kwargs: Further arguments.
 
     Raises:
         ValueError: Fewer than 2 samples.
         MomentsError: As `moments`.
     """
-    places = assumptions(f, *args, rules=rules, shared=shared, **kwargs)
+    places = assumptions(f, *args, rules=rules, **kwargs)
     if not places:
         return places
     errors, _ = site_ratios(key, f, args, kwargs, rules or {}, samples, chunk, places)
@@ -189,7 +185,7 @@ def site_ratios(
     known = dict(zip(program.inputs, values, strict=True))
     error = float(np.sqrt(2 / samples))
     # What is compiled is kept with the function.
-    form = {"sites": (tuple(rules.items()), propagation.shared, tuple(map(_place, layers)))}
+    form = {"sites": (tuple(rules.items()), tuple(map(_place, layers)))}
     programs: dict[Any, Any] = core.kept_reading(f, (plain_args, kwargs), form, lambda: ({}, ()))
     ratio_at: dict[Place, Ratio | None] = {}
     for number, layer in enumerate(layers):
@@ -210,18 +206,8 @@ def site_ratios(
             programs[same] = jax.jit(rule, compiler_options=RUN_ONCE)
         ratio = programs[same](sampled[result], *inputs)
         if ratio is not None:
-            ratio_at[_place(layer)] = summary_of(np.asarray(ratio), error)
+            ratio_at[_place(layer)] = Ratio.of(np.asarray(ratio), error)
     return ratio_at, [sampled.get(v) if isinstance(v, Value) else None for v in program.outputs]
-
-
-def summary_of(ratio: np.ndarray, error: float) -> Ratio | None:
-    """Summarizes ratios of entries, or returns None if no entry varies."""
-    # Entries that never vary (a dead unit) have no ratio.
-    values = ratio[np.isfinite(ratio)]
-    if not values.size:
-        return None
-    low, median, high = (float(q) for q in np.quantile(values, (0.05, 0.5, 0.95)))
-    return Ratio(median, low, high, error)
 
 
 # Noise, relative to the spread of its arrays, up to which the delta method is a reference, and the
@@ -285,6 +271,7 @@ class MomentsCheck:
             in order of execution and without ratios where these weren't asked for.
         inputs: How many inputs were asked, the first axis of `x`; None where it has several.
         decisions: How far class probabilities are off; None unless results were said to be logits.
+        method: The method that was compared.
     """
 
     ratio: Ratio | None
@@ -297,6 +284,7 @@ class MomentsCheck:
     sites: tuple[Assumption, ...]
     inputs: int | None = None
     decisions: Decisions | None = None
+    method: str = "diagonal"
 
     @property
     def agrees(self) -> bool:
@@ -352,13 +340,13 @@ class MomentsCheck:
                 "calibrate_moments(key, f, params, x), which leaves half of them "
                 f"{left:.0%} off or more"
             )
-        if self.noise <= SMALL_NOISE and not _disagrees(self.linear_error, self.draws):
+        small = self.noise <= SMALL_NOISE and not _disagrees(self.linear_error, self.draws)
+        if small and self.method != "linear":
             return 'take moments(f, method="linear"), for noise is small'
         first = f", first {', '.join(self._measured[0].shares[:3])}" if self._measured else ""
         if self.sites and not self._measured:
             first = " (moments_check(..., sites=True) says which)"
-        other = "draw samples" if self.undefined else "take moments(f, correlations=True)"
-        return f"{other}, or make fewer parameters random{first}"
+        return f"draw samples, or make fewer parameters random{first}"
 
     @property
     def _measured(self) -> tuple[Assumption, ...]:
@@ -376,7 +364,7 @@ class MomentsCheck:
         source = 'method="linear"' if self.reference == "linear" else f"{self.draws} draws of f"
         error = "" if self.ratio is None else f", whose own error is {self.ratio.error:.0%}"
         parts = [
-            f"results against {source}{error}; noise {self.noise:.1%}",
+            f"results of the {self.method} method against {source}{error}; noise {self.noise:.1%}",
             f"sites against {self.draws} draws, whose own error is {(2 / self.draws) ** 0.5:.0%}",
             f"means within {self.mean_error:.2g} standard deviations (95 % of entries)",
             self.advice,
@@ -428,6 +416,7 @@ def moments_check(
     *,
     sites: bool = False,
     logits: bool = False,
+    method: str = "auto",
 ) -> MomentsCheck:
     """Compares the moments of a function's results with a reference, and finds what is lost where.
 
@@ -438,13 +427,15 @@ def moments_check(
         x: Inputs, a few like those to come; they may hold `Gaussian` leaves.
         draws: How many samples of `f` to compare with; a variance is then known to
             sqrt(2 / draws), 10 % for 200. None compares with `moments(f, method="linear")` where
-            noise is at most 10 % of the spread of its arrays and draws don't contradict it, and
-            with 200 draws elsewhere.
+            that isn't what `moments(f)` takes, noise is at most 10 % of the spread of its arrays
+            and draws don't contradict it, and with 200 draws elsewhere.
         sites: Whether to measure how far each place is off by itself. A transformer of eight small
             blocks then takes half as long again.
         logits: Whether `f` returns logits of classes along their last axis, so that what their
             softmax says is compared with draws as well: variances that are right by themselves
             decide wrongly where logits share noise, and wrong ones may hardly matter.
+        method: The method that is checked, as `moments` takes it: what `moments(f)` takes by
+            default; "diagonal" is what a bundle computes.
 
     Returns:
         The ratio of the variances, the error of the means, the sites that lose most if asked for,
@@ -457,9 +448,13 @@ def moments_check(
         MomentsError: As `moments`.
     """
     f = core.read_while_alive(f)
+    of_method = moments(f, method=method)
+    # Nothing here warns: what a warning would say is what is returned.
     plain, _ = uncalibrated((params, x))
     noise = _relative_noise(plain)
-    linear = draws is None and noise <= SMALL_NOISE
+    method = of_method.explain(params, x).method
+    # The linear method would agree with itself.
+    linear = draws is None and noise <= SMALL_NOISE and method != "linear"
     count = DRAWS if draws is None else draws
     places = assumptions(f, params, x)
     errors: dict[Place, Ratio | None] = {}
@@ -467,7 +462,7 @@ def moments_check(
     if places or not linear:
         measured = places if sites else Assumptions()
         errors, sampled = site_ratios(key, f, plain, {}, {}, count, 1, measured)
-    ours = jax.tree.leaves(_moments_of(f, "layers")(params, x), is_leaf=is_gaussian)
+    ours = jax.tree.leaves(_moments_of(f, method)(params, x), is_leaf=is_gaussian)
     truth, linear_error = sampled, None
     if linear:
         delta = _moments_of(f, "linear")(*plain)
@@ -491,6 +486,7 @@ def moments_check(
         sites=_worst_first(with_ratios(places, errors)),
         inputs=_inputs(x),
         decisions=_decided(key, f, plain, ours, count) if logits else None,
+        method=method,
     )
 
 
@@ -606,7 +602,7 @@ def _compared(
     if not varies.any():
         return None, 0.0, undefined
     off = np.abs(mean - true_mean)[varies] / np.sqrt(true_var[varies])
-    ratio = summary_of(var[varies] / true_var[varies], error)
+    ratio = Ratio.of(var[varies] / true_var[varies], error)
     return ratio, float(np.quantile(off, 0.95)), undefined
 
 

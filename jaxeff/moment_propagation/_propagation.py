@@ -37,7 +37,7 @@ from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import _values, dependence
-from jaxeff.moment_propagation.rules import DISCRETE, RULES, Rule, shared_operand
+from jaxeff.moment_propagation.rules import TABLE, Kind, Rule
 from jaxeff.program import Layer
 from jaxeff.program.ir import Axes, Node, Value, axes
 from jaxeff.program.ir import primitives as prim
@@ -129,21 +129,6 @@ def difference(
         return None
     x, y = (_values.to_variance(v) for v in operands)
     return _values.Gaussian(x.mean - y.mean, jnp.abs(x.var - y.var))
-
-
-def weighs_by_differences(node: Node, nodes: Sequence[Node]) -> bool:
-    """Returns whether a difference of running sums is exponentiated further on."""
-    if node.primitive is not p.sub_p:
-        return False
-    sums, after = set[Value](), {*node.outputs}
-    for one in nodes:
-        if one.primitive is p.cumsum_p or not sums.isdisjoint(one.values):
-            sums.update(one.outputs)
-        if not after.isdisjoint(one.values):
-            if one.primitive in {p.exp_p, p.exp2_p}:
-                return all(v in sums for v in node.values)
-            after.update(one.outputs)
-    return False
 
 
 def _where(axis: int, view: Axes) -> int | None:
@@ -281,14 +266,14 @@ def step(node: Node, env: Environment) -> None:
 def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[Any]:
     if node.primitive in env.rules:
         return env.rules[node.primitive](node, *operands)
-    if node.primitive in DISCRETE:
+    row = TABLE.get(node.primitive)
+    if row is not None and row.kind is Kind.DISCRETE:
         # Discrete results have no variance: they are those of the means, and marked as such.
         means = [o.mean if _values.is_random(o) else o for o in operands]
         return [_values.AtMean(v) for v in _compat.bind(node.eqn, *means)]
     if node in env.meetings:
-        same = shared_operand(node, operands[0]) if _is_twice(node) else None
-        if same is not None:
-            return same
+        if row is not None and row.twice is not None and _is_twice(node):
+            return [row.twice(operands[0])]
         between = difference(node, env.layer.nodes, env.meetings, operands)
         if between is None:
             tables = [v for v in env.layer.inputs if env.lineages.get(v)]
@@ -303,23 +288,14 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
         # The last resort of `region`: earlier attempts had no `assume` and failed here.
         for meeting in env.meetings[node]:
             env.assume(dependence.Assumption.of(env.layer, meeting))
-        if weighs_by_differences(node, env.layer.nodes):
-            _warn_of_differences(env)
-    rule = RULES.get(node.primitive)
-    if rule is None:
+    if row is None or row.moments is None:
         raise _values.no_rule(node, env.site)
     try:
-        return rule(node, *operands)
+        return row.moments(node, *operands)
     except TypeError as error:
         if isinstance(error, _values.MomentsError):
             raise
         raise _values.no_rule(node, env.site, f"can't be propagated here: {error}") from error
-
-
-def _warn_of_differences(env: Environment) -> None:
-    site = env.site or env.layer.kind
-    what = f"what the two running sums share whose difference {site!r} exponentiates"
-    _values.CovarianceGap(what, "too large").warn()
 
 
 def _is_twice(node: Node) -> bool:

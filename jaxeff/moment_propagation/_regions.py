@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy  # its `special` is loaded when first used, not at import
 
 from jaxeff.core import primitives as p
 from jaxeff.core import split_p
@@ -48,7 +49,7 @@ from jaxeff.moment_propagation import _values, dependence
 from jaxeff.moment_propagation._linear_patterns import by_views
 from jaxeff.moment_propagation._propagation import Environment, propagate, step
 from jaxeff.moment_propagation.rules import (
-    UNARY,
+    TABLE,
     Rule,
     gauss_legendre,
     gauss_pair,
@@ -56,14 +57,13 @@ from jaxeff.moment_propagation.rules import (
     map_linear,
     piecewise,
     relu,
-    relu_slope,
     sigmoid,
     silu,
     softplus,
     tanh_gelu,
 )
 from jaxeff.program import Layer
-from jaxeff.program.ir import Node, Value, form_of, run_nodes
+from jaxeff.program.ir import Node, Value, form_of, making, run_nodes
 from jaxeff.program.reading import Constant, reduces, symbolic
 
 
@@ -160,12 +160,7 @@ class Deferred:
         if value not in self.root_of or value in self.env.values:
             return
         # Only the equations that this value follows from: others that wait may never be read.
-        needed, makers = {value}, []
-        for node in reversed(self.nodes):
-            if not needed.isdisjoint(node.outputs):
-                makers.append(node)
-                needed.update(node.values)
-        self.integrate(makers[::-1], self.root_of[value], value)
+        self.integrate(making(self.nodes, [value]), self.root_of[value], value)
 
 
 def split_slices(layer: Layer, values: Sequence[Any]) -> tuple[Layer, list[Any]]:
@@ -475,8 +470,9 @@ def _core(nodes: list[Node], root: Value, outputs: Sequence[Value], env: Environ
     kinks: set[float] = set()
 
     if not random:
-        if len(nodes) == 1 and nodes[0].primitive in UNARY:
-            env.write(nodes[0].outputs, [UNARY[nodes[0].primitive](x)])
+        row = TABLE.get(nodes[0].primitive) if len(nodes) == 1 else None
+        if row is not None and row.function is not None:
+            env.write(nodes[0].outputs, [row.function(x)])
             return
         # 1/x and powers have no moments near zero: their rules leave that part out (`arithmetic`).
         if len(nodes) == 1 and _has_pole(nodes[0], root):
@@ -607,18 +603,19 @@ def _forms(values: Mapping[float, float]) -> list[_Activation]:
     if not rise:
         return []
     forms: list[_Activation] = []
+    expit, ndtr = scipy.special.expit, scipy.special.ndtr
     # c x S(x) with S(x) + S(-x) = 1; SiLU's is S(1) = 1 / (1 + exp(-b)), to as many digits as
     # float32 tells.
     if slope := _logit(one / rise):
-        forms.append(_Activation(silu, _plain_silu, slope, rise / slope, 0.0))
-    for rule, plain in ((gelu, _plain_gelu), (tanh_gelu, _plain_tanh_gelu)):
-        forms.append(_Activation(rule, plain, 1.0, rise, 0.0))
+        forms.append(_Activation(silu, lambda x: x * expit(x), slope, rise / slope, 0.0))
+    forms.append(_Activation(gelu, lambda x: x * ndtr(x), 1.0, rise, 0.0))
+    forms.append(_Activation(tanh_gelu, _plain_tanh_gelu, 1.0, rise, 0.0))
     if slope := _logit((one - low) / (high - low)):
-        forms.append(_Activation(sigmoid, _plain_sigmoid, slope, high - low, low))
+        forms.append(_Activation(sigmoid, expit, slope, high - low, low))
     # Far from zero softplus is zero or its input.
     if middle:
-        scale = middle / math.log(2)
-        forms.append(_Activation(softplus, _plain_softplus, round(rise / scale, 5), scale, 0.0))
+        scale, plain = middle / math.log(2), functools.partial(np.logaddexp, 0)
+        forms.append(_Activation(softplus, plain, round(rise / scale, 5), scale, 0.0))
     return forms
 
 
@@ -628,22 +625,6 @@ _SMOOTH = {p.erf_p, p.erfc_p, p.tanh_p, p.logistic_p, p.exp_p, p.custom_jvp_call
 def _logit(share: float) -> float:
     """Returns the number whose sigmoid is a share, to as many digits as float32 tells, or 0."""
     return round(math.log(share / (1 - share)), 5) if 0 < share < 1 else 0.0
-
-
-def _plain_sigmoid(x: float) -> float:
-    return 0.5 * (1 + math.tanh(x / 2))
-
-
-def _plain_silu(x: float) -> float:
-    return x * _plain_sigmoid(x)
-
-
-def _plain_softplus(x: float) -> float:
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
-
-
-def _plain_gelu(x: float) -> float:
-    return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
 
 
 def _plain_tanh_gelu(x: float) -> float:
@@ -687,8 +668,7 @@ def _moments(symbol: Any, value: Value, x: Any) -> Any:
     result = apply(x)
     # Kept with what it is a function of, so that a max pooling can be taken before it.
     if polynomials.is_nondecreasing(symbol):
-        before, slope = _values.to_variance(x), relu_slope if is_relu else None
-        return _values.Activated(result.mean, result.var, before, apply, slope)
+        return _values.Activated(result.mean, result.var, _values.to_variance(x), apply)
     return result
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -438,10 +438,6 @@ _RULES: dict[Any, symbolic.Rule] = {
     p.mul_p: _multiply,
     p.div_p: _divide,
 }
-
-
-if TYPE_CHECKING:
-    from jaxeff.moment_propagation._statistics import Statistic
 
 
 def moments(s: Statistic, x: Any, rules: Mapping[Any, Any]) -> Gaussian | None:

@@ -62,8 +62,7 @@ Sharp edges
 """
 
 import math
-import warnings
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -325,12 +324,10 @@ class Activated(Gaussian):
     Attributes:
         before: The Gaussian it is a function of, of the same shape.
         apply: The moments of the function, for a Gaussian of any shape.
-        slope: The derivative of its mean by the Gaussian's; None where that has no closed form.
     """
 
     before: Gaussian
     apply: Callable[[Gaussian], Gaussian] = field(metadata={"static": True})
-    slope: Callable[[Gaussian], Array] | None = field(default=None, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -389,49 +386,10 @@ class MomentsError(NotImplementedError):
 
 
 class MomentsWarning(UserWarning):
-    """Variances that `moments` returns may be far off: the message names the site and the way out.
+    """What `moments` chose by itself may be far off, or dear in a bundle; says what to do.
 
     `warnings.filterwarnings("error", category=jaxeff.MomentsWarning)` makes it an error.
     """
-
-
-EITHER = "too small or too large"
-
-
-@dataclass(frozen=True)
-class CovarianceGap:
-    """A place whose covariances a pass leaves out.
-
-    Whether that matters depends on values, which aren't known where a program is read.
-
-    Attributes:
-        what: What isn't followed, and where.
-        direction: How variances are off.
-        way: What does follow it.
-    """
-
-    what: str
-    direction: str = EITHER
-    way: str = "method='linear' follows it"
-
-    def warn(self, others: int = 0) -> None:
-        """Warns of it, and says how many kinds of places there are beside it."""
-        more = f" ({others} more of other kinds)" if others else ""
-        text = (
-            f"moments: {self.what} isn't followed{more}: variances may be {self.direction}. "
-            f"moments_check(key, f, params, x) says by how much; {self.way}."
-        )
-        warnings.warn(text, MomentsWarning, stacklevel=2)
-
-
-Gaps = MutableMapping[Any, CovarianceGap]
-"""The first gap of each kind."""
-
-
-def warn_of(gaps: Gaps) -> None:
-    """Warns of the first gap whose direction is known, of the first if none is."""
-    if gaps:
-        min(gaps.values(), key=lambda gap: gap.direction == EITHER).warn(len(gaps) - 1)
 
 
 class DependenceError(MomentsError):
@@ -443,12 +401,13 @@ def no_rule(
     site: str,
     reason: str = "has no moment rule",
     error: type[MomentsError] = MomentsError,
+    way_out: str = _WAY_OUT,
 ) -> MomentsError:
     """Returns an error that names the primitive, the site, the source line and the way out."""
     where = f"at site {site!r}" if site else "in a layer without a site"
     return error(
         f"moments: primitive '{node.primitive.name}' {where} ({_compat.source_line(node.eqn)}) "
-        f"{reason}. {_WAY_OUT}"
+        f"{reason}. {way_out}"
     )
 
 

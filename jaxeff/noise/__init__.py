@@ -16,7 +16,7 @@ f, params, (x, y) = small_classifier()
 noisy(f, {"*:linear": Additive(0.1, at="weights")})               # weight read-out
 noisy(f, {"*:linear": Additive(0.1)})                             # multiply-accumulate
 noisy(f, {"*:elementwise": Additive(0.1)})                        # activation
-noisy(f, {site: Additive(0.1) for site in slots(f, params, x)})   # all of the source's slots
+noisy(f, {site: Additive(0.1) for site in slots(f, params, x)})   # all slots of Klein's thesis
 ```
 
 Noise in training, in evaluation or in both is two functions of two specs, made from one model:

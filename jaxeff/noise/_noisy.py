@@ -44,7 +44,7 @@ Sharp edges:
     Integer and boolean values (an argmax, an index) are left alone.
     An outer transform acts first on what enters a layer and last on what leaves it. Around
     `moments`, noise acts on means, and takes variances times its squared slope: exact for additive
-    and multiplicative noise. Around `moments(f, correlations=True)` and `integer` it is refused.
+    and multiplicative noise. Around `moments(f, method="linear")` and `integer` it is refused.
 
 """
 
@@ -176,7 +176,7 @@ def perturbed_inputs(layer: Layer, model: Noise) -> list[int]:
     """Finds the inputs of a layer that a model perturbs, as indices."""
     indices: Sequence[int] = ()
     if place(model) == "input":
-        indices = layer.data if layer.kind != "input" else [0]
+        indices = layer.data
     if place(model) == "weights" and layer.kind == "linear":
         indices = layer.weights
     # No model describes noise of complex numbers.

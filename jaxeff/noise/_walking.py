@@ -30,7 +30,7 @@ References:
     Borras et al., "Walking Noise: On Layer-Specific Robustness of Neural Architectures against
     Noisy Computations and Associated Characteristic Learning Dynamics", arXiv:2212.10430.
 
-`slots` names the computations after which the source injects noise. In a network that is a chain
+`slots` names computations after which Klein's thesis injects noise. In a network that is a chain
 every one is a slot: the input, dense and convolution layers, normalizations, activations, poolings.
 In a residual network the accounting is that of folded
 hardware: convolutions (those of shortcuts included), poolings and dense layers have slots, but
@@ -44,7 +44,7 @@ inside a branch has none.
 | VGG-11 | 27 |
 | ResNet-18 | 33: input, 20 convolutions, 9 ReLUs, 2 poolings, dense |
 
-`noisy(f, {site: model for site in slots(f, params, x)})` is the source's global noise; for a chain
+`noisy(f, {site: model for site in slots(f, params, x)})` is the thesis' global noise; for a chain
 it is that of `{"*": model}`.
 
 References:

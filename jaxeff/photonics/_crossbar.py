@@ -55,12 +55,12 @@ assert (float(scale), cells.tolist()) == (2.0, [-1.0, 0.25, 0.25, 0.5])
 ```
 
 Sharp edges:
-    The source names attention as an outlook; all of it is ours. Cells of phase-change memory take
+    The thesis names attention as an outlook; all of it is ours. Cells of phase-change memory take
     microseconds to be written and wear out: that isn't modelled, nor are errors of writing.
     Scales are of the largest entry, so that one outlier costs all others their signal.
     What a product shares (a carrier that fans out to several outputs) is shared as in
     `PhotonicWeights`.
-    All of it beyond levels and signs is ours; the source names convolution as an outlook.
+    All of it beyond levels and signs is ours; the thesis names convolution as an outlook.
     The layer's input passes the quantized ReLU of `light.bits`, cut off at full scale.
     Normalized images have negative pixels: put a photonic layer behind a ReLU, or send what is
     negative as light of its own (`inputs="signed"`), at the price of a second measurement.
@@ -288,7 +288,7 @@ class PhotonicWeights(Transmissive):
     Attributes:
         light: The carriers of the inputs; its `model` is that of the layer.
         levels: Transmissions that weights are rounded to, zero and the largest included.
-        cell_levels: Transmissions that a cell has (ours; the source says "multiple").
+        cell_levels: Transmissions that a cell has (ours; the thesis says "multiple").
         rails: "two" for signed weights, "one" for positive ones alone.
         inputs: "positive" cuts negative inputs off as a ReLU does; "signed" sends them as light of
             their own, measured separately, with noise of its own.

@@ -45,7 +45,7 @@ An intensity is sent as a train of pulses, and the train decides its noise. Ligh
 equal intensity has excess noise I²/(kM): the same total in few strong pulses is noisier than in
 many weak ones. `sigma_bounds` gives the ends of that range, `noise_sigma` what `ChaoticLight.noise`
 picks of it, `slot_pattern` pulses of exactly this deviation, and `pattern_sigma` the deviation of
-any pulses. `ChaoticLight` lists what the source leaves open.
+any pulses. `ChaoticLight` lists what the thesis leaves open.
 
 ```python
 from jaxeff.photonics import ChaoticLight, noise_sigma, pattern_sigma, sigma_bounds, slot_pattern
@@ -64,7 +64,7 @@ assert jnp.allclose(pattern_sigma(pulses, light), sigma, rtol=1e-4)
 Sharp edges:
     Only the light is correlated. Shot noise and electronic noise are new in every reading:
     `excess` is the light's share of a reading's variance.
-    The process is ours; the source names both correlations and gives neither a form nor a number.
+    The process is ours; the thesis names both correlations and gives neither a form nor a number.
 
 References:
     The autoregressive Gamma process: McKenzie, "An autoregressive process for beta random

@@ -12,7 +12,7 @@ adds electronic noise per slot, and sums. Mean and variance of both agree exactl
 `saturation` are None.
 
 `light.pattern` says where pulses are made. "after": of the pooled intensity. "before", as the
-source draws it: of each activation, with the noise level of the window that it is in, rounded to
+thesis draws it: of each activation, with the noise level of the window that it is in, rounded to
 the amplitude levels, then pooled slot by slot. The crossbar is linear, so an even split is the same
 in both; full slots of different activations end at different places, and their mean is a smoother
 train than the mean's own: the largest noise is smaller.
@@ -58,7 +58,7 @@ Sharp edges:
     gets none. Train with the Gaussian model.
     Light is positive, but the Gaussian model's output can be negative: the next quantized ReLU cuts
     it off.
-    The source publishes neither the number of slots nor the photon rate or noise floor. `slots`,
+    The thesis publishes neither the number of slots nor the photon rate or noise floor. `slots`,
     `cap`, `photons` and `electronic` and the form of the bounds are ours: the smallest noise is an
     even split over all slots, the largest the fewest full slots, and every slot read adds the same
     electronic noise.
@@ -344,7 +344,7 @@ class ChaoticLight(_light.Carrier):
             exact Bose-Einstein statistics. "free" is what no hardware does, to compare with:
             Gaussian noise of the deviation L sigma_max, however small or large.
         pattern: Whether pulses are made "after" pooling, one train per pooled activation, or
-            "before" it, as the source draws it: one per activation, pooled slot by slot.
+            "before" it, as the thesis draws it: one per activation, pooled slot by slot.
 
     Raises:
         TypeError: `slots`, `bits` or `levels` isn't an integer.

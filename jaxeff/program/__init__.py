@@ -7,10 +7,12 @@ from jaxeff.program._evaluate import Rule as Rule
 from jaxeff.program._evaluate import SharedPrograms as SharedPrograms
 from jaxeff.program._evaluate import at_sites as at_sites
 from jaxeff.program._evaluate import check_open as check_open
+from jaxeff.program._evaluate import chosen as chosen
 from jaxeff.program._evaluate import closed as closed
 from jaxeff.program._evaluate import evaluate as evaluate
 from jaxeff.program._evaluate import interpret as interpret
 from jaxeff.program._evaluate import interpret_sites as interpret_sites
+from jaxeff.program._evaluate import methods_chosen as methods_chosen
 from jaxeff.program._evaluate import once_for_equal as once_for_equal
 from jaxeff.program._evaluate import plain_rule as plain_rule
 from jaxeff.program._evaluate import read_out as read_out

@@ -125,6 +125,7 @@ takes tenths of a second.
 """
 
 import contextlib
+import operator
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -139,7 +140,7 @@ from jaxtyping import PRNGKeyArray
 from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import _control_flow as control
-from jaxeff.program.ir import SPREAD_TAG, Layer, Node, Program, form_of
+from jaxeff.program.ir import SPREAD_TAG, Layer, Node, Program, form_of, inside
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import argument_leaves, mark, trace
 
@@ -230,16 +231,34 @@ def evaluate(
             return control.run(layer, key, arguments, run, promote)
         scope = (
             jax.named_scope(mark(layer.kind, layer.site, layer.occurrence))
-            if layer.site and layer.kind != "input"
+            if layer.site
             else contextlib.nullcontext()
         )
+        # A key that nothing draws with is two equations of the program all the same.
+        is_plain = isinstance(rule, _AtSites) and not rule.acts_on(layer)
         with scope:
-            # A key that nothing draws with is two equations of the program all the same.
-            is_plain = isinstance(rule, _AtSites) and not rule.acts_on(layer)
             outputs = rule(layer, None if is_plain else site_key(key, layer), *arguments)
+        if layer.kind == "input":
+            if _same_leaves(outputs, arguments):
+                scope = contextlib.nullcontext()  # an argument that stays is nobody's result
+            else:
+                with scope:
+                    outputs = _led_through(outputs, arguments)
+        with scope:
             return [_tag_spread(value) for value in outputs]
 
     return run_layers(program, values, outputs_of)
+
+
+def _same_leaves(outputs: Any, arguments: Any) -> bool:
+    after, before = jax.tree.leaves(outputs), jax.tree.leaves(arguments)
+    return len(after) == len(before) and all(map(operator.is_, after, before))
+
+
+def _led_through(outputs: Any, arguments: Any) -> Any:
+    """Tags what a rule left of an input, such as its mean, as a result beside the others."""
+    before = set(map(id, jax.tree.leaves(arguments)))
+    return jax.tree.map(lambda x: checkpoint_name(x, INPUT_TAG) if id(x) in before else x, outputs)
 
 
 def _tag_spread(value: Any) -> Any:
@@ -283,8 +302,10 @@ def at_sites(settings: Mapping[str, Any], rule: Rule) -> Rule:
     return _AtSites(settings, rule)
 
 
+INPUT_TAG = "jaxeff.input"
 CLOSED_TAG = "jaxeff.closed:"
 READ_OUT_TAG = "jaxeff.read_out:"
+CHOSEN_TAG = "jaxeff.chosen:"
 
 INTEGER = "integer"
 CORRELATIONS = "correlations"
@@ -298,10 +319,10 @@ _REASONS = {
         "floating point",
     ),
     CORRELATIONS: (
-        "moments(f, correlations=True)",
+        "moments(f) by the linear method",
         "whose variances are products of slopes that it would change one by one",
-        "Take moments of the {transform} function, with correlations=True (noise: "
-        "moments(f, noise=spec, correlations=True)), or leave correlations out",
+        "Take moments of the {transform} function (noise: moments(f, noise=spec)), or "
+        "moments(f, method='diagonal')",
     ),
 }
 
@@ -313,6 +334,37 @@ class ClosedError(ValueError):
 def closed(values: Any, kind: str) -> Any:
     """Tags results as those of a closed function; integers and booleans stay as they are."""
     return jax.tree.map(lambda x: _tagged(x, CLOSED_TAG + kind), values)
+
+
+def chosen(values: Any, method: str) -> Any:
+    """Tags results as those of a method that a transform has chosen at its arguments.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from jaxeff.program import chosen, methods_chosen
+
+    program = jax.make_jaxpr(lambda x: chosen(2 * x, "linear"))(jnp.ones(3))
+    assert methods_chosen(program.eqns) == {"linear"}
+    ```
+    """
+    return jax.tree.map(lambda x: _tagged(x, CHOSEN_TAG + method), values)
+
+
+def methods_chosen(eqns: Iterable[Any]) -> set[str]:
+    """Finds the methods that were chosen in a program's equations, calls' included.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from jaxeff.program import methods_chosen
+
+    assert not methods_chosen(jax.make_jaxpr(jnp.sin)(jnp.ones(3)).eqns)
+    ```
+    """
+    inner = (one for eqn in eqns for one in inside(eqn) if one.primitive is prim.NAME)
+    names = {one.params["name"] for one in inner}
+    return {n.removeprefix(CHOSEN_TAG) for n in names if n.startswith(CHOSEN_TAG)}
 
 
 def read_out(value: Any, transform: str) -> Any:

@@ -73,6 +73,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxeff import core
 from jaxeff.program.ir import KINDS, Layer, Program
 
 _TOKENS = re.compile(r"(?P<set>\[!?.[^\]]*\])|(?P<star>\*)|(?P<one>\?)|(?P<literal>.)", re.DOTALL)
@@ -323,7 +324,7 @@ def check_settings(spec: Any, kind: type, wanted: str) -> None:
     if not isinstance(spec, Mapping):
         raise TypeError(
             f"A spec maps patterns of sites to settings, {{pattern: setting}}, each setting "
-            f"{wanted}, or None; not {spec!r}."
+            f"{wanted}, or None; not {core.describe_no_mapping(spec)}."
         )
     for pattern, setting in spec.items():
         if not isinstance(pattern, str):

@@ -14,6 +14,7 @@ g, small = jaxeff.pruned(f, plan), plan.shrink(params)
 - `channels`: the groups, and why some can't lose any
 - `scores`: which channels matter
 - `prune_plan`, `Prune`, `Budget`: how many go, by layer or in all
+- `NothingPrunedWarning`: a layer that a spec prunes keeps its channels, for others make them too
 - `CrossedWarning`: statistics are taken over channels that go, as in a layer norm
 - `masked`, `pruned`, `Plan.shrink`: what the model becomes
 - `gates`, `group_lasso`, `slimming`: what training adds, so that channels can go
@@ -30,6 +31,7 @@ from jaxeff.pruning._iterative import prune_iteratively as prune_iteratively
 from jaxeff.pruning._plan import Plan as Plan
 from jaxeff.pruning._plan import load_pruned as load_pruned
 from jaxeff.pruning._plan import save_pruned as save_pruned
+from jaxeff.pruning._prune_plan import NothingPrunedWarning as NothingPrunedWarning
 from jaxeff.pruning._prune_plan import Prune as Prune
 from jaxeff.pruning._prune_plan import prune_plan as prune_plan
 from jaxeff.pruning._pruned import masked as masked

@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.core import Table, instance_of, parameter_tree, validate
+from jaxeff.core import Table, instance_of, is_concrete, parameter_tree, validate
 from jaxeff.pruning import dependencies
 from jaxeff.pruning.dependencies import leaf_path
 from jaxeff.store import atomic_folder, load_metadata, load_pytree, save_pytree, write_atomically
@@ -187,11 +187,7 @@ class Plan:
                     f"{leaf_path(path)} has shape {tuple(leaf.shape)}, but the plan is of a model "
                     f"whose {name} has shape {shape}"
                 )
-            for i, where in enumerate(cut[name]):
-                if not where.all():
-                    # Axis by axis: what stays is a rectangle, the product of what each axis keeps.
-                    leaf = leaf[(slice(None),) * i + (np.flatnonzero(where),)]
-            return leaf
+            return _rectangle(leaf, cut[name])
 
         return jax.tree_util.tree_map_with_path(shrunk, tree)
 
@@ -302,7 +298,7 @@ class Plan:
             shapes = dict(record["shapes"])
             chosen = {name: [int(i) for i in indices] for name, indices in record["keep"].items()}
             crossed = {str(name): str(choice) for name, choice in record.get("crossed", {}).items()}
-        except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, dependencies.PlanError):
                 raise
             raise dependencies.PlanError(f"{path} is no plan, or damaged: {error}") from error
@@ -325,6 +321,20 @@ class Plan:
         plan = cls(keep, channels, crossed)
         plan.concrete()
         return plan
+
+
+def _rectangle(leaf: Any, cut: Sequence[np.ndarray]) -> Any:
+    """Takes what each axis keeps of an array."""
+    if all(where.all() for where in cut):
+        return leaf
+    # On the host, where an array lies on one device: each shape and axis would be compiled for.
+    at_hand = isinstance(leaf, jax.Array) and is_concrete(leaf) and len(leaf.devices()) == 1
+    at_hand = at_hand and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+    rest = np.asarray(leaf) if at_hand else leaf
+    for i, where in enumerate(cut):
+        if not where.all():
+            rest = rest[(slice(None),) * i + (np.flatnonzero(where),)]
+    return jax.device_put(rest, leaf.sharding if leaf.committed else None) if at_hand else rest
 
 
 def _is_boolean(keep: Any) -> bool:

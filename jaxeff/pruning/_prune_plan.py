@@ -23,6 +23,7 @@ is chosen for one layer is chosen for all that make it.
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -160,6 +161,10 @@ class Prune(core.Setting):
         return size - removed
 
 
+class NothingPrunedWarning(UserWarning):
+    """A layer that a spec prunes keeps all of its channels."""
+
+
 @core.validate(
     batch=core.input_batch,
     spec=core.string_mapping,
@@ -200,6 +205,11 @@ def prune_plan(
             that can be removed: the message says why.
         PlanError: All channels of a group would go, layers that share one disagree, the score says
             nothing about one, or the budget is below the least that the spec allows.
+
+    Warns:
+        NothingPrunedWarning: A layer keeps all of its channels, because others that make the same
+            ones (a depthwise convolution behind it, another term of a sum) have no setting, or
+            because of rounding.
     """
     check_settings(spec, Prune, "a Prune, such as Prune(0.5)")
     args = core.as_arguments(batch)
@@ -238,9 +248,55 @@ def prune_plan(
         name: Allowed(_scores_of(groups[name], scores), n, wanted[name].round_to, crossed.get(name))
         for name, n in least.items()
     }
+    _warn_of_kept(all_channels, spec, settings, least)
     if budget is not None:
         return within(budget, all_channels, allowed)
     return kept_best(all_channels, allowed, least)
+
+
+def _warn_of_kept(
+    channels: dependencies.Channels,
+    spec: Mapping[str, Prune | None],
+    settings: Mapping[str, Prune],
+    least: Mapping[str, int],
+) -> None:
+    """Warns of layers that lose nothing, with the names that would have to be added."""
+    losing = {s for g in channels if least.get(g.name, g.size) < g.size for s in g.sites}
+    # What a spec's None leaves alone is meant to stay, and all that shares channels with it.
+    left_alone = resolve(
+        {p: True if s is None else None for p, s in spec.items()}, channels.program
+    )
+    added: dict[str, dict[str, None]] = {}
+    for group in channels.free:
+        kept = [s for s in group.sites if s in settings and s not in losing]
+        missing = [s for s in group.sites if s not in settings]
+        if missing and not left_alone.keys() & missing:
+            for site in kept:
+                added.setdefault(site, {}).update(dict.fromkeys(missing))
+    asked = any(s.ratio or s.count for s in settings.values())
+    if added:
+        listed = [f"{_shown([s])} (add {_shown(list(names))})" for s, names in added.items()]
+        reason = (
+            "layers keep all of their channels, for others that make the same ones have no "
+            f"setting: {_shown(listed, quoted=False)}. Add them with the same setting, or give "
+            "them None"
+        )
+    elif asked and not losing and not left_alone:
+        reason = (
+            "nothing is removed: the shares asked for are less than a channel of any layer, or "
+            "than round_to. Ask for more, or for a smaller round_to"
+        )
+    else:
+        return
+    warnings.warn(f"prune_plan: {reason}.", NothingPrunedWarning, stacklevel=4)
+
+
+def _shown(names: Sequence[str], quoted: bool = True) -> str:
+    shown = [repr(name) if quoted else name for name in names[:_SHOWN]]
+    return ", ".join([*shown, "..."] if len(names) > _SHOWN else shown)
+
+
+_SHOWN = 5
 
 
 def _least(

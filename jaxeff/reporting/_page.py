@@ -22,10 +22,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxeff.core import Table, string, string_mapping, validate
+from jaxeff.core import Table, optional, string, string_mapping, validate
 from jaxeff.robustness import fit_midpoint, summarize
 from jaxeff.robustness.curves import draw_curve
-from jaxeff.store import write_atomically
+from jaxeff.store import reading_errors, write_atomically
 from jaxeff.uncertainty import Reliability, RiskCoverage, draw_reliability, draw_risk_coverage
 
 VERSIONS = ("jaxeff", "jax", "flax", "numpy")
@@ -145,9 +145,13 @@ class Report:
 
         Args:
             path: The file.
+
+        Raises:
+            CheckpointError: It is damaged, or no report.
         """
-        data = json.loads(Path(path).read_text())
-        return cls(data["title"], data["about"], data["facts"], data["sections"])
+        with reading_errors(path):
+            data = json.loads(Path(path).read_text())
+            return cls(data["title"], data["about"], data["facts"], data["sections"])
 
     @property
     def highlights(self) -> dict[str, tuple[str, str]]:
@@ -177,8 +181,7 @@ class Report:
 def _rendered(template: str, page: Report) -> str:
     """Fills a template; what models and people name is escaped."""
     # Loaded where a page is written: measurements and their tables need no templates.
-    import jinja2
-
+    jinja2 = optional("jinja2", "a page of jaxeff.report", "report")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxeff.reporting", ""),
         autoescape=lambda name: ".html" in (name or ""),
@@ -372,15 +375,25 @@ def _relative(row: Mapping[str, Any]) -> str:
     return percent(row["level"] / row["spread"])
 
 
+def _measured(of: Mapping[str, Any]) -> str:
+    """Says what an accuracy is of; reports of earlier versions don't know."""
+    inputs = f" of the first {of['examples']:,} inputs" if "examples" in of else ""
+    means = (
+        ", with each parameter's mean in the place of its posterior" if of.get("at_means") else ""
+    )
+    return f"{inputs}{means}"
+
+
 def _bits(part: Chapter, of: Mapping[str, Any]) -> Chapter:
     enough = (
         f"{of['needed']} bits in all layers are within a point of {percent(of['float'])}, the "
-        "accuracy in floats."
+        f"accuracy in floats{_measured(of)}."
         if of["needed"]
         else f"No width up to {max(of['widths'])} bits is within a point of {percent(of['float'])}."
     )
     part.sentences.extend([
-        f"{enough} Nothing was calibrated or trained: grids are those of each array's own range.",
+        f"{enough} Nothing was calibrated or trained: grids are those of each array's own range "
+        "(`compression.bit_policy` makes the spec).",
         f"{of['worst']} suffers most in {of['worst_width']} bits, the others left alone.",
     ])  # fmt: skip
     damage = _floats(of["weights"]) + _floats(of["activations"])
@@ -638,13 +651,12 @@ def _floats(values: Any) -> Any:
 def _figure(draw: Callable[[Any], None], text: str) -> Figure:
     """Draws onto axes of its own; the same data give the same bytes."""
     # Loaded where something is drawn; importing it takes longer than a small model.
-    import matplotlib
-    from cycler import cycler
-    from matplotlib.figure import Figure as Canvas
-
-    style = {**_STYLE, "axes.prop_cycle": cycler(color=COLORS)}
-    with matplotlib.rc_context(style):  # type: ignore[arg-type]
-        canvas = Canvas(figsize=(4.4, 3.0))
+    what, extra = "a figure of jaxeff.report", "report"
+    matplotlib = optional("matplotlib", what, extra)
+    canvases = optional("matplotlib.figure", what, extra)
+    cycle = optional("cycler", what, extra).cycler(color=COLORS)
+    with matplotlib.rc_context({**_STYLE, "axes.prop_cycle": cycle}):
+        canvas = canvases.Figure(figsize=(4.4, 3.0))
         draw(canvas.subplots())
         file = io.StringIO()
         canvas.savefig(file, format="svg", metadata={"Date": None}, transparent=True)

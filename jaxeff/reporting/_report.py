@@ -168,6 +168,8 @@ def bits(subject: Subject) -> dict[str, Any]:
         "widths": subject.widths,
         "accuracies": accuracies,
         "float": unchanged,
+        "examples": len(y),
+        "at_means": subject.posterior is not None,
         "needed": enough[0] if enough else None,
         "sites": sites,
         "weights": damage.weights,
@@ -235,7 +237,9 @@ def predictions(subject: Subject) -> dict[str, Any]:
 
 def _predicted(where: str, value: Any) -> None:
     """Checks logits: an array, or a `Gaussian`."""
-    core.real_array(2)(where, value.mean if is_gaussian(value) else value)
+    mean = value.mean if is_gaussian(value) else value
+    core.real_array(2)(where, mean)
+    core.warn_of_probs(where, mean)
 
 
 @core.validate(key=core.single_key, logits=_predicted, outside=_predicted)
@@ -447,8 +451,10 @@ def report(
     if not hasattr(logits, "shape") or len(logits.shape) != 2:
         raise ValueError("report: f must be a classifier, f(params, x) -> logits [batch, classes]")
     core.check_labels("report: data, the labels,", y, logits.shape[-1])
+    core.warn_of_one_class("report: data, the labels,", y)
     if beyond is not None:
         core.input_batch("report: outside", beyond)
+        jax.eval_shape(f, numbers, jax.tree.map(lambda leaf: leaf[:1], beyond))
     if beyond_labels is not None:
         core.check_labels("report: outside, the labels,", beyond_labels, logits.shape[-1])
     subject = Subject(

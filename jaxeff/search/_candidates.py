@@ -136,7 +136,7 @@ class Small(NamedTuple):
             data: Pairs of inputs and labels.
             epochs: Passes over them.
             batch_size: Images per update.
-            optimizer: None takes the source's, momentum of .9 at a rate of .02 that a cosine
+            optimizer: None takes the thesis', momentum of .9 at a rate of .02 that a cosine
                 brings to zero.
             progress: Whether to show how far it is.
         """
@@ -199,7 +199,7 @@ class Candidates:
             train: The model in training form; None takes `f`.
             steps: Updates of every candidate's training; None takes an epoch, 0 none.
             batch_size: Images per update, and evaluated at once.
-            optimizer: Optimizer of the training; None takes the source's, momentum of .9 at a rate
+            optimizer: Optimizer of the training; None takes the thesis', momentum of .9 at a rate
                 of .05.
             metrics: Function `metrics(predict, validation)` that measures a candidate beside its
                 accuracy: `predict(x)` are its logits, and the result is a dictionary of scalars. It

@@ -55,7 +55,7 @@ import optax
 from flax import linen
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxeff.core import Choice, Count, Number, Setting, register_setting, static
+from jaxeff.core import Choice, Count, Number, Setting, optional, register_setting, static
 from jaxeff.search._candidates import CompressionSensitivity
 from jaxeff.search._objectives import Absolute, Reward
 from jaxeff.search._searcher import EpisodeResult, Searcher, SearchProblem
@@ -286,13 +286,7 @@ class DDPG(Setting):
         return optax.adam(self.actor_rate), critic
 
     def _memory(self, layers: int) -> Any:
-        try:
-            import flashbax
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "DDPG remembers with flashbax, which is optional: pip install 'jaxeff[search]'"
-            ) from error
-
+        flashbax = optional("flashbax", "the memory of DDPG", "search")
         size = -(-self.capacity // layers) * layers  # whole episodes
         # Steps of one episode are added together, so the capacity holds whole episodes.
         return flashbax.make_item_buffer(

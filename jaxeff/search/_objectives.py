@@ -3,7 +3,7 @@
 `Absolute` is Galen's (Klein's thesis, eq. (4.7), after Bender et al., TuNAS, arXiv 2008.06120):
 both sides of the target cost alike, so a search lands on it. `OneSided` lets a candidate be faster
 for nothing.
-`Exponential` is MnasNet's (Tan et al., arXiv 1807.11626), which the source found less stable.
+`Exponential` is MnasNet's (Tan et al., arXiv 1807.11626), which the thesis found less stable.
 
 What stands in the place of accuracy may be worth of another kind: `Worth` weighs metrics that
 candidates are measured by, such as how well doubt finds inputs of another kind.
@@ -68,7 +68,7 @@ class Absolute(core.Setting):
     """accuracy + weight * |latency / target - 1|.
 
     Attributes:
-        weight: Below zero; the source's is -3.
+        weight: Below zero; the thesis' is -3.
     """
 
     weight: Annotated[float, core.Number(below=0)] = core.static(-3.0)

@@ -154,18 +154,13 @@ def search_among(
     core.check_count("search: episodes", episodes)
     space = candidates.space
     _check_prunable(space, actions)
-    journal = None
-    if folder is not None:
-        data = {"train": candidates.data, "validation": candidates.validation}
-        # All that a row depends on, the traced model included: rows of another search are refused.
-        identity = run_identity(key, data, {
-            **(settings or {}), "target": target, "agent": repr(agent), "actions": repr(actions),
-            "reward": repr(reward), "steps": candidates.steps,
-            "batch size": candidates.batch_size, "few-bit layers": repr(space.few_bit_layers),
-            # Folders of searches by accuracy alone stay those that they were.
-            **({} if worth == _ACCURACY else {"worth": repr(worth)}),
-        }, candidates.described(key))  # fmt: skip
-        journal = Journal(Path(folder) / "episodes.jsonl", identity)
+    described = {
+        **(settings or {}), "target": target, "agent": repr(agent), "actions": repr(actions),
+        "reward": repr(reward),
+        # Folders of searches by accuracy alone stay those that they were.
+        **({} if worth == _ACCURACY else {"worth": repr(worth)}),
+    }  # fmt: skip
+    journal = None if folder is None else _journal(Path(folder), key, candidates, described)
     measurements = Measurements(candidates, latency, journal)
     uncompressed = measurements.measured_once("whole", space.uncompressed)
     # Before the first episode: a target out of reach would cost all of them.
@@ -304,6 +299,22 @@ def search(
             _candidates.sensitivity, f, params, x, space, actions, state=state
         )
     return search_among(key, candidates, actions=actions, known=known, **options)
+
+
+def _journal(
+    folder: Path,
+    key: PRNGKeyArray,
+    candidates: _candidates.Candidates,
+    settings: Mapping[str, Any],
+) -> Journal:
+    """Opens the episodes' file; rows of another search, or of another traced model, are refused."""
+    data = {"train": candidates.data, "validation": candidates.validation}
+    described = {
+        **settings, "steps": candidates.steps, "batch size": candidates.batch_size,
+        "few-bit layers": repr(candidates.space.few_bit_layers),
+    }  # fmt: skip
+    identity = run_identity(key, data, described, candidates.described(key))
+    return Journal(folder / "episodes.jsonl", identity)
 
 
 def _course(

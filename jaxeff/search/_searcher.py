@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxeff.core import Count, Number, Setting, register_setting, static
+from jaxeff.core import Count, Number, Setting, optional, register_setting, static
 from jaxeff.search._candidates import CompressionSensitivity
 from jaxeff.search._space import Actions, Policy, SearchSpace
 
@@ -231,13 +231,7 @@ class Evolution(Setting):
         return Generation(state, population, jnp.zeros(self.population), 0)
 
     def _strategy(self, problem: SearchProblem) -> tuple[Any, Any]:
-        try:
-            from evosax import algorithms
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "Evolution is that of evosax, which is optional: pip install 'jaxeff[search]'"
-            ) from error
-
+        algorithms = optional("evosax.algorithms", "Evolution", "search")
         make = getattr(algorithms, self.algorithm, None)
         if make is None:
             raise ValueError(f"evosax has no algorithm {self.algorithm!r}; CMA_ES is one")

@@ -102,7 +102,7 @@ class FewBitLayers(Setting):
         places: Least number of rows and columns of a convolution's result.
         last: Whether the last layer may have few bits.
 
-    The defaults are those of the source's bit-serial kernels (Krieger et al., arXiv 2212.07818).
+    The defaults are those of the thesis' bit-serial kernels (Krieger et al., arXiv 2212.07818).
     """
 
     inputs: Annotated[int, Count(1)] = static(32)
@@ -373,9 +373,9 @@ class Actions(Setting):
     Attributes:
         methods: "pruning" (one action a layer), "quantization" (weights, activations) or "both"
             (all three, pruning first).
-        round_to: Divisor of the channels that stay; None takes the source's, 32 if `methods` is
+        round_to: Divisor of the channels that stay; None takes the thesis', 32 if `methods` is
             "both" and 1 otherwise. A group with fewer keeps all.
-        bits: The most bits of MIX. The source's text has 8, its released searches 6.
+        bits: The most bits of MIX. The thesis' text has 8, its released searches 6.
         float_below: An action up to this leaves a layer in float32.
         eight_below: One up to this gives it eight bits.
 

@@ -11,6 +11,12 @@ Other packages store chains, sweeps, posteriors, built data sets and tuning data
 functions.
 """
 
+from jaxeff.store._archives import InflationError as InflationError
+from jaxeff.store._archives import max_inflated_size as max_inflated_size
+from jaxeff.store._archives import read_member as read_member
+from jaxeff.store._archives import read_npz as read_npz
+from jaxeff.store._archives import require_inflatable as require_inflatable
+from jaxeff.store._archives import require_member as require_member
 from jaxeff.store._checkpoint import load_metadata as load_metadata
 from jaxeff.store._checkpoint import load_pytree as load_pytree
 from jaxeff.store._checkpoint import save_pytree as save_pytree
@@ -28,5 +34,6 @@ from jaxeff.store._writing import atomic_file as atomic_file
 from jaxeff.store._writing import atomic_folder as atomic_folder
 from jaxeff.store._writing import cache_folder as cache_folder
 from jaxeff.store._writing import open_regular as open_regular
+from jaxeff.store._writing import reading_errors as reading_errors
 from jaxeff.store._writing import require_absent as require_absent
 from jaxeff.store._writing import write_atomically as write_atomically

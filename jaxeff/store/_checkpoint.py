@@ -40,7 +40,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxeff.core import FAST, string_mapping, validate
-from jaxeff.store._writing import CheckpointError, atomic_file
+from jaxeff.store._writing import CheckpointError, atomic_file, reading_errors
 
 FORMAT = 1
 _HEADER = "jaxeff"
@@ -130,7 +130,7 @@ def load_pytree(path: str | os.PathLike[str], like: Any = None) -> Any:
     """
     path = Path(path)
     file = _read(path)
-    leaves = {name: _to_jax(file, name) for name in file.arrays}
+    leaves = {name: _to_jax(path, file, name) for name in file.arrays}
     if like is not None:
         return _match(path, leaves, like)
     tree: dict[str, Any] = {}
@@ -139,6 +139,13 @@ def load_pytree(path: str | os.PathLike[str], like: Any = None) -> Any:
         node = tree
         for key in parents:
             node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                break
+        if not isinstance(node, dict) or last in node:
+            raise CheckpointError(
+                f"the checkpoint {path} has {name!r} and a leaf whose path is a part of it, as "
+                "nested dicts can't: give like, the tree that was saved."
+            )
         node[last] = leaf
     return tree
 
@@ -176,16 +183,24 @@ def _read(path: Path) -> _File:
         raise CheckpointError(
             f"the checkpoint {path} is damaged: its checksum differs from the recorded one."
         )
-    header = json.loads(text)
-    if header["format"] != FORMAT:
-        raise CheckpointError(
-            f"the checkpoint {path} has format {header['format']}; this version of jaxeff reads "
-            f"format {FORMAT}."
-        )
-    # Arrays of other dtypes were stored as integers: `view` restores their bits.
-    dtypes = header["dtypes"]  # in the order of writing, which the file doesn't keep
-    arrays = {name: stored[name].view(jnp.dtype(dtypes[name])) for name in dtypes}
-    return _File(arrays, header["keys"], header["metadata"])
+    with reading_errors(path):
+        header = json.loads(text)
+        if not isinstance(header, dict):
+            raise ValueError(f"its header is a {type(header).__name__}, not an object")
+        if header["format"] != FORMAT:
+            raise CheckpointError(
+                f"the checkpoint {path} has format {header['format']!r:.50}; this version of "
+                f"jaxeff reads format {FORMAT}."
+            )
+        # In the order of writing, which the file doesn't keep.
+        dtypes, key_types, metadata = (header[n] for n in ("dtypes", "keys", "metadata"))
+        if dtypes.keys() != stored.keys() or not key_types.keys() <= stored.keys():
+            other = (dtypes.keys() ^ stored.keys()) | (key_types.keys() - stored.keys())
+            raise ValueError(f"header and arrays differ in {min(other)!r}")
+        if not isinstance(metadata, dict):
+            raise ValueError(f"its metadata are a {type(metadata).__name__}, not an object")
+        arrays = {name: _from_plain(name, stored[name], dtypes[name]) for name in dtypes}
+    return _File(arrays, key_types, metadata)
 
 
 def _match(path: Path, leaves: dict[str, jax.Array], like: Any) -> Any:
@@ -216,13 +231,14 @@ def _dtype(leaf: Any) -> Any:
     return leaf.dtype if hasattr(leaf, "dtype") else jnp.asarray(leaf).dtype
 
 
-def _to_jax(file: _File, name: str) -> jax.Array:
+def _to_jax(path: Path, file: _File, name: str) -> jax.Array:
     array = jnp.asarray(file.arrays[name])
     if name in file.key_types:
         implementation = file.key_types[name]
         # `FAST` is not in JAX's table of names, so the object itself is handed over.
         known = FAST if implementation == str(FAST) else implementation
-        return jax.random.wrap_key_data(array, impl=known)
+        with reading_errors(path):
+            return jax.random.wrap_key_data(array, impl=known)
     return array
 
 
@@ -230,6 +246,17 @@ def _to_plain(array: np.ndarray) -> np.ndarray:
     if array.dtype.name in _PLAIN:
         return array
     return array.view(f"u{array.dtype.itemsize}")
+
+
+def _from_plain(name: str, array: np.ndarray, dtype_name: str) -> np.ndarray:
+    """Restores the bits of a dtype that was stored as integers."""
+    dtype = jnp.dtype(dtype_name)
+    stored = dtype if dtype.name in _PLAIN else np.dtype(f"u{dtype.itemsize}")
+    # Views of objects crash, and of numbers of another size have another shape.
+    numeric = jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_
+    if not isinstance(dtype_name, str) or not numeric or array.dtype != stored:
+        raise ValueError(f"{name!r} is {array.dtype} in the file, {dtype_name!r:.50} in its header")
+    return array.view(dtype)
 
 
 def _digest(header: str, stored: Mapping[str, np.ndarray]) -> str:

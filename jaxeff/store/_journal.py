@@ -15,11 +15,12 @@ The file has one JSON object per line: first ``{"run": ...}``, what makes it the
 ``{"task": ..., "rows": ...}`` per finished task. A process killed at any moment loses at most the
 task it was in.
 
-Lines are only ever added, also by the functions below, for values of any form. A process killed
-while it adds a line leaves the beginning of one. Readers pass over it; before the file is added to,
-`repair_lines` sets it aside, in a file of the same name with ``.cut`` at its end, so that all
-before it stays readable. Values are objects or lists, of which no proper beginning is JSON, so a
-last line that only lacks its line feed counts as whole.
+Lines are only ever added, also by the functions below, for values of any form; several processes
+may begin, read and add to one file at once. A process killed while it adds a line leaves the
+beginning of one. Readers pass over it; what is added next sets it aside first (`repair_lines` does
+that alone), in a file of the same name with ``.cut`` at its end, so that all before it stays
+readable. Values are objects or lists, of which no proper beginning is JSON, so a last line that
+only lacks its line feed counts as whole.
 
 Any other damage is refused, and the file stays as it is. White space around a value (and so the
 line ends of Windows) and a byte order mark, which editors may add, are no damage.
@@ -34,10 +35,12 @@ assert [row["seed"] for row in read_lines("lines.jsonl")] == [0, 1]
 ```
 """
 
+import contextlib
 import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +65,11 @@ def read_lines(path: str | os.PathLike[str]) -> list[Any]:
 
 def numbered_lines(path: str | os.PathLike[str]) -> list[tuple[int, Any]]:
     """Reads the same values with the numbers of their lines, from 1."""
-    path = Path(path)
-    complete, rest = _split(path)
+    return _numbered(Path(path), file_content(Path(path)))
+
+
+def _numbered(path: Path, content: bytes) -> list[tuple[int, Any]]:
+    complete, rest = _split(content)
     values = []
     # Split at the line feed alone: the carriage return of Windows is white space to JSON.
     for number, line in enumerate((complete + (b"" if _is_cut(rest) else rest)).split(b"\n"), 1):
@@ -87,26 +93,18 @@ def repair_lines(path: str | os.PathLike[str]) -> None:
     Read the file first: another program's file must be refused before it is changed.
     """
     path = Path(path)
-    complete, rest = _split(path)
-    if not rest:
+    if not _split(file_content(path))[1]:
         return
-    aside = path.with_name(path.name + ".cut")
-    writing.require_replaceable(aside)
-    if not _is_cut(rest):  # only the line's end is missing
-        with writing.named_errors(path), path.open("ab") as file:
-            file.write(b"\n")
-        return
-    with writing.named_errors(aside), aside.open("ab") as file:
-        file.write(rest + b"\n")
-        file.flush()
-        os.fsync(file.fileno())  # on disk there before it is gone here
-    with path.open("r+b") as file:
-        file.truncate(len(complete))
+    # Looked at again: what was cut short may be a line that another process was just adding.
+    with _alone(path) as file:
+        _repair(path, file)
 
 
 @validate()
 def add_line(path: str | os.PathLike[str], value: Any) -> None:
-    """Adds a value to a file that ends with a whole line, and forces it to disk.
+    """Adds a value to a file, and forces it to disk.
+
+    Several processes may add to one file. What one that was killed has left of a line is set aside.
 
     Args:
       path: The file; made when missing, its folder isn't.
@@ -119,18 +117,59 @@ def add_line(path: str | os.PathLike[str], value: Any) -> None:
     if not isinstance(value, (dict, list, tuple)):
         raise TypeError(f"a line holds an object or a list, not a {type(value).__name__}.")
     data = json.dumps(value).encode() + b"\n"
+    with _alone(Path(path)) as file:
+        _repair(Path(path), file)
+        _append(file, data)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[FileIO]:
+    """Opens a file to read and to add to, made when missing, that nobody else adds to meanwhile."""
     writing.require_replaceable(path)
-    with writing.named_errors(Path(path)), Path(path).open("ab", buffering=0) as file:
-        end = file.seek(0, os.SEEK_END)
-        try:
-            # Unbuffered, one write: a killed process leaves a beginning of the line, never
-            # parts of two.
-            if file.write(data) < len(data):
-                raise OSError(errno.ENOSPC, "the line does not fit on the disk", str(path))
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(end)
-            raise
+    while True:
+        # Unbuffered, one write: a killed process leaves a beginning of the line, never parts of
+        # two.
+        with writing.named_errors(path), path.open("a+b", buffering=0) as file:
+            writing.lock(file.fileno())
+            # A fresh journal may have taken the file's place while its lock was waited for.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    yield file
+                    return
+
+
+def _append(file: FileIO, data: bytes) -> None:
+    """Adds bytes to a file that is locked, all of them or none."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        if file.write(data) < len(data):
+            raise OSError(errno.ENOSPC, "the line does not fit on the disk", str(file.name))
+        os.fsync(file.fileno())
+    except OSError:
+        file.truncate(end)
+        raise
+
+
+def _repair(path: Path, file: FileIO) -> None:
+    """Sets a last line that was cut short aside, of a file that is locked."""
+    end = file.seek(0, os.SEEK_END)
+    if not end:
+        return
+    file.seek(end - 1)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    complete, rest = _split(file.readall())
+    if not _is_cut(rest):  # only the line's end is missing
+        _append(file, b"\n")
+        return
+    aside = path.with_name(path.name + ".cut")
+    writing.require_replaceable(aside)
+    with writing.named_errors(aside), aside.open("ab") as other:
+        other.write(rest + b"\n")
+        other.flush()
+        os.fsync(other.fileno())  # on disk there before it is gone here
+    file.truncate(len(complete))
 
 
 def file_content(path: Path) -> bytes:
@@ -146,9 +185,8 @@ def file_content(path: Path) -> bytes:
         ) from error
 
 
-def _split(path: Path) -> tuple[bytes, bytes]:
-    """Splits a file into its complete lines and what follows the last of them."""
-    data = file_content(path)
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """Splits a file's content into its complete lines and what follows the last of them."""
     end = data.rfind(b"\n") + 1
     return data[:end], data[end:]
 
@@ -201,20 +239,23 @@ class Journal:
         self.path = Path(path)
         self._values: dict[str, Any] = {}
         head = json.dumps({"run": dict(run or {})}) + "\n"
-        # A head that is cut short has no values behind it: starting over loses nothing.
-        if fresh or not self.path.exists() or self._is_cut_in_the_head(head.encode()):
+        if fresh:
             writing.write_atomically(self.path, head)
             return
-        # Before anything is changed: a file that isn't understood is somebody's.
-        self._read(numbered_lines(self.path), json.loads(head)["run"])
-        repair_lines(self.path)
-        with self.path.open("ab"):
-            pass  # fails now where it would after the first task
-
-    def _is_cut_in_the_head(self, head: bytes) -> bool:
-        """Tells whether the file is only a beginning of what a new one would hold."""
-        content = file_content(self.path)
-        return len(content) < len(head) and head.startswith(content)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file_content(self.path)  # a folder or a device is refused before it is opened to be written
+        # Locked: of several processes that begin, one writes the head and the others read it.
+        with _alone(self.path) as file:
+            file.seek(0)
+            content = file.readall()
+            # A head that is cut short has no values behind it; a new file has none of it.
+            if len(content) < len(head) and head.encode().startswith(content):
+                _append(file, head.encode()[len(content) :])
+                writing.sync(self.path.parent)
+                return
+            # Before anything is changed: a file that isn't understood is somebody's.
+            self._read(_numbered(self.path, content), json.loads(head)["run"])
+            _repair(self.path, file)
 
     def _read(self, records: list[tuple[int, Any]], run: dict[str, Any]) -> None:
         (number, head), *rest = records or [(1, None)]

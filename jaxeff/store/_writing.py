@@ -40,6 +40,18 @@ except FileExistsError as error:
     assert "mine.txt" in str(error)
 ```
 
+What a damaged file leads to while it is read becomes one error, which names the file:
+
+```python
+from jaxeff.store import CheckpointError, reading_errors
+
+try:
+    with reading_errors("notes.json"):
+        json.loads("{}")["weights"]
+except CheckpointError as error:
+    assert "notes.json is damaged" in str(error)
+```
+
 `open_regular` opens files that others made, regular files alone. A folder from elsewhere may hold
 links, pipes and devices as well. A pipe without a writer blocks its reader, ``/dev/zero`` has no
 end, and a link leads out of the folder.
@@ -181,10 +193,10 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     # file or the new one, never part of one.
     with _claimed(path, folder=False) as temporary:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         require_replaceable(path)  # once more: writing may have taken minutes
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
 
 
 @validate(content=instance_of(str, bytes))
@@ -251,7 +263,8 @@ def require_absent(path: Path, mark: str, listed: Listed) -> frozenset[str]:
     try:
         with open_regular(entries[mark], links=False) as (file, _):
             ours = {mark, *listed(file.read())}
-    except (ValueError, OSError) as error:
+    # A listing of somebody else's may be of any form, and nest deeper than its reader's stack.
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise FileExistsError(
             f"{path} may hold files of yours, its {mark} cannot tell: {error}; choose another "
             "path, or remove that folder yourself"
@@ -299,8 +312,8 @@ def atomic_folder(path: Path, mark: str, listed: Listed) -> Iterator[Path]:
     with _claimed(path, folder=True) as temporary:
         yield temporary
         for entry in temporary.rglob("*"):
-            _sync(entry)
-        _sync(temporary)
+            sync(entry)
+        sync(temporary)
         # Checked a second time right before the exchange: writing may have taken minutes.
         replaced = require_absent(path, mark, listed)  # what came meanwhile counts as well
         if replaced:
@@ -309,7 +322,7 @@ def atomic_folder(path: Path, mark: str, listed: Listed) -> Iterator[Path]:
             _retire(temporary, replaced, path)
         else:
             temporary.rename(path)
-        _sync(path.parent)
+        sync(path.parent)
 
 
 def _retire(folder: Path, names: frozenset[str], successor: Path) -> None:
@@ -343,9 +356,7 @@ def _claimed(path: Path, *, folder: bool) -> Iterator[Path]:
                 handle = os.open(temporary, os.O_RDONLY)
             else:
                 handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        if fcntl is not None:
-            with contextlib.suppress(OSError):  # some network file systems have no locks
-                fcntl.flock(handle, fcntl.LOCK_EX)  # held until the process ends, however it ends
+        lock(handle)  # held until the process ends, however it ends
         if temporary.exists():  # nobody took it for abandoned before it was locked
             break
         os.close(handle)
@@ -355,6 +366,16 @@ def _claimed(path: Path, *, folder: bool) -> Iterator[Path]:
     finally:
         _remove(temporary)
         os.close(handle)
+
+
+def lock(handle: int) -> None:
+    """Waits until no other process, or thread, has a file locked, and locks it until it is closed.
+
+    Some network file systems, and systems other than POSIX, have no locks: nothing waits there.
+    """
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 def _remove_abandoned(leftover: Path) -> None:
@@ -404,7 +425,7 @@ def _exchange(new: Path, old: Path) -> None:
         raise OSError(code, os.strerror(code), str(old))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Forces a file, or the names in a folder, to disk."""
     folder = path.is_dir()
     if path.is_symlink() or (folder and os.name != "posix"):
@@ -431,3 +452,22 @@ def cache_folder() -> Path:
 
 class CheckpointError(ValueError):
     """A stored file is damaged, or belongs to another run."""
+
+
+@contextlib.contextmanager
+def reading_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns what a malformed file leads to (a missing key, another type) into an error of its own.
+
+    Raises:
+      CheckpointError: It names the file.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    # A file may have a right checksum and have been written by anybody.
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        words = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{path} is damaged, or was not written by jaxeff: {type(error).__name__}: {words}"
+        ) from error

@@ -25,6 +25,7 @@ from jaxeff.training._fit import fit as fit
 from jaxeff.training._fit import run_epochs as run_epochs
 from jaxeff.training._losses import CheckedLoss as CheckedLoss
 from jaxeff.training._losses import LabelledLoss as LabelledLoss
+from jaxeff.training._losses import SettledLoss as SettledLoss
 from jaxeff.training._losses import cross_entropy as cross_entropy
 from jaxeff.training._losses import evidential as evidential
 from jaxeff.training._losses import label_loss as label_loss

@@ -68,16 +68,18 @@ Sharp edges:
     one after the other took half the time of one vmapped program.
 """
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Int, Key
 
-from jaxeff.core import function_of_form, validate
+from jaxeff.core import function_of_form, kept_program, validate
 from jaxeff.training._canonical import canonical_in_loops
 
 Metrics = dict[str, Any]
@@ -240,29 +242,124 @@ def count_examples(data: Any) -> int:
     return count
 
 
-def converge_batch_stats(train: Callable[..., Any], params: Any, state: Any, x: Any) -> Any:
+def converge_batch_stats(
+    train: Callable[..., Any], params: Any, state: Any, x: Any, *, key: Any = None
+) -> Any:
     """Computes the limit of the state under training on one batch with fixed parameters.
 
     Args:
         train: The network in training form, `train(params, state, x) -> (logits, state)`; its
-            result for `x` may not depend on the state.
+            result for `x` may not depend on the state. With a key `train(key, params, state, x)`.
         params: The parameters.
         state: State of the model; a running mean in it is replaced: elementwise s' = m s + (1 - m)
             b with m below 1. Anything else, such as a counter, stays as it is.
         x: A batch.
+        key: Random key of a function that takes one first, for dropout.
     """
+    keys = () if key is None else (key,)
+    means, filled = _floating(state)
 
-    def after(value: float) -> Any:
-        constant = jax.tree.map(lambda leaf: jnp.full_like(leaf, value), state)
-        return train(params, constant, x)[1]
+    def after(value: float) -> list[Any]:
+        constant = filled([jnp.full_like(leaf, value) for leaf in means])
+        return _floating(train(*keys, params, constant, x)[1])[0]
 
-    def fixed(leaf: Array, zero: Array, one: Array) -> Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf
-        # s' = m s + (1 - m) b is affine in s: two values give m, and its fixed point is b.
-        stays = one - zero  # m
-        # With m = 1 nothing moves: it is no running mean, and stays as it is.
-        moves = stays < 1 - 1e-4
-        return jnp.where(moves, zero / jnp.where(moves, 1 - stays, 1), leaf)
+    zeros, ones = after(0), after(1)
+    return filled(_replaced(means, zeros, ones, map(_limit, zeros, ones)))
 
-    return jax.tree.map(fixed, state, after(0), after(1))
+
+def _floating(tree: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
+    """Returns the leaves of floats, and a function that puts others in their place."""
+    leaves, structure = jax.tree.flatten(tree)
+    places = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+    def filled(values: Iterable[Any]) -> Any:
+        new = dict(zip(places, values, strict=True))
+        return jax.tree.unflatten(structure, [new.get(i, leaf) for i, leaf in enumerate(leaves)])
+
+    return [leaves[i] for i in places], filled
+
+
+def _limit(zero: Array, one: Array) -> Array:
+    """Returns the fixed point of s' = m s + (1 - m) b, which is affine: two values give m."""
+    return zero / jnp.where(_moves(zero, one), 1 - (one - zero), 1)
+
+
+def _moves(zero: Array, one: Array) -> Array:
+    # With m = 1 nothing moves: it is no running mean, and stays as it is.
+    return one - zero < 1 - 1e-4
+
+
+def _replaced(
+    leaves: Sequence[Array], zeros: Sequence[Array], ones: Sequence[Array], limits: Iterable[Array]
+) -> list[Array]:
+    """Puts limits in the place of what moves."""
+    return [
+        jnp.where(_moves(zero, one), limit, leaf).astype(leaf.dtype)
+        for leaf, zero, one, limit in zip(leaves, zeros, ones, limits, strict=True)
+    ]
+
+
+MOST_EXAMPLES = 4096
+"""Examples whose batches are averaged: a few thousand are enough (Wu and Johnson, section 3)."""
+
+
+def settled_batch_stats(
+    loss: Loss, key: Any, params: Any, state: Any, data: Any, batch_size: int
+) -> Any:
+    """Averages the statistics of batches under the last parameters, in the place of running ones.
+
+    A running mean with momentum .99 has a third of its weight on what it was 100 updates ago: in a
+    short training on the start, in any on networks that were different (Wu and Johnson,
+    "Rethinking Batch in BatchNorm", arXiv:2105.07576, section 3).
+
+    Args:
+        loss: The loss, in its full form.
+        key: Random key, of the order of the examples and of what the loss draws.
+        params: The trained parameters.
+        state: The state after training.
+        data: The examples.
+        batch_size: Examples of a batch.
+
+    Returns:
+        The state with its running means replaced; as it is where the loss depends on them, or
+        there are none.
+    """
+    means, filled = _floating(state)
+    if not means:
+        return state
+    count = count_examples(data)
+    steps = min(count // batch_size, max(1, MOST_EXAMPLES // batch_size))
+    order_key, loss_key = jax.random.split(key)
+    order = np.asarray(jax.random.permutation(order_key, count))[: steps * batch_size]
+    batches = zip(order.reshape(steps, batch_size), jax.random.split(loss_key, steps), strict=True)
+
+    updated = kept_program(functools.partial(_updated_stats, loss))
+    low, high = [*map(jnp.zeros_like, means)], [*map(jnp.ones_like, means)]
+    limits: list[list[Array]] = []
+    for rows, at in batches:
+        batch = jax.tree.map(lambda leaf, rows=rows: leaf[rows], data)
+        if not limits:
+            # What a frozen layer reads stays what it is, for the loss may depend on it.
+            _, zeros, ones = updated(params, state, low, high, at, batch)
+            low, high = _replaced(means, zeros, ones, low), _replaced(means, zeros, ones, high)
+        values, zeros, ones = updated(params, state, low, high, at, batch)
+        if values[0] != values[1]:
+            return state
+        limits.append(list(map(_limit, zeros, ones)))
+    averages = [sum(of) / steps for of in zip(*limits, strict=True)]
+    return filled(_replaced(means, zeros, ones, averages))
+
+
+def _updated_stats(
+    loss: Loss, params: Any, state: Any, low: Any, high: Any, key: Any, batch: Any
+) -> tuple[Any, list[Any], list[Any]]:
+    """Computes a batch's loss and new statistics from two old ones."""
+    _, filled = _floating(state)
+
+    def one(means: Any) -> tuple[Any, list[Any]]:
+        value, (_, after) = loss(key, params, filled(means), batch, jnp.zeros((), jnp.int32))
+        return value, _floating(after)[0]
+
+    # What doesn't depend on the state, nearly all, isn't computed twice.
+    values, after = jax.vmap(one)(jax.tree.map(lambda *pair: jnp.stack(pair), low, high))
+    return values, [leaf[0] for leaf in after], [leaf[1] for leaf in after]

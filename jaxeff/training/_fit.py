@@ -41,6 +41,9 @@ Sharp edges:
     A checkpoint knows the key, the data, the start, what an epoch computes (a learning rate too)
     and the caller's ``settings``, and is refused where one of them differs. What a host callback
     computes can't be seen: it belongs in ``settings``.
+    A second call with data of the same shapes compiles nothing where the loss is the same function,
+    or one of this library of the same ``f``. An optimizer of optax may be made anew; a ``lambda``
+    or ``noisy(f, spec)`` that is made anew is another function (`jaxeff.core.kept_program`).
     Programs that different versions of JAX trace can't be compared: after an update of JAX a
     checkpoint is refused, and ``resume="force"`` goes on from it.
     A state that lies on several processes is trained by all of them together; one writes the
@@ -48,7 +51,7 @@ Sharp edges:
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
@@ -68,7 +71,7 @@ from jaxeff.training._epoch import (
     init,
     make_epoch,
 )
-from jaxeff.training._losses import CheckedLoss
+from jaxeff.training._losses import CheckedLoss, SettledLoss
 from jaxeff.training._replicates import describe_training
 
 History = list[dict[str, Any]]
@@ -182,7 +185,7 @@ def run_epochs(
     # Without a way back to the last good state its memory can be reused, but not the caller's.
     donate = on_nan == "keep"
     carry = jax.tree.map(jnp.copy if donate else jnp.asarray, start)
-    compiled = jax.jit(epoch, donate_argnums=0 if donate else ())
+    compiled = core.kept_program(epoch, donate_argnums=0 if donate else ())
     # The identity costs a trace and a hash of all data: only for runs that are kept.
     if checkpoint is None:
         identity = {}
@@ -190,21 +193,12 @@ def run_epochs(
         parts = store.describe_arrays("start", core.to_host(carry))
         parts["epoch"] = store.describe_computation(epoch, carry, _fold_in(key, 0), data)
         identity = store.run_identity(key, data, settings, parts)
-    together = core.span_processes(carry)
     history: History = []
     if checkpoint is not None and resume:
-        like = carry  # it is bound anew
-        # One process reads; the others get what it read, so that all continue from the same epoch.
-        stored = core.from_writer(
-            lambda: _read(Path(checkpoint), like, None if resume == "force" else identity, epochs),
-            together,
-        )
-        if stored is not None:
-            carry, history, stopped = stored
-            # Where the started arrays lie, so that the epoch is compiled for the same layout.
-            carry = jax.tree.map(lambda x, at: core.to_devices(x, at.sharding), carry, like)
-            if stopped:
-                return carry, history
+        known = None if resume == "force" else identity
+        carry, history, stopped = _resumed(Path(checkpoint), carry, known, epochs)
+        if stopped:
+            return carry, history
 
     good = carry
 
@@ -229,13 +223,7 @@ def run_epochs(
             record = {"epoch": index, **_numbers(metrics)}
             # Parameters, too: a last update may overflow after a loss that was still finite.
             if on_nan == "raise" and not _finite(metrics["loss"], after.params):
-                raise DivergedError(
-                    f"training diverged in epoch {index}: its loss is {record['loss']} and "
-                    f"{_not_finite(after.params)}; the error's train_state holds the state after "
-                    f"{index} good epochs. {_cause(data)}",
-                    carry,
-                    history,
-                )
+                raise DivergedError(_diverged(record, after.params, data), carry, history)
             carry = after
             last = index + 1 == epochs
             if eval_fn is not None and (last or (index + 1) % eval_every == 0):
@@ -246,13 +234,41 @@ def run_epochs(
             stop = on_epoch is not None and on_epoch(index, carry, record) is True
             if checkpoint is not None and (last or stop or (index + 1) % checkpoint_every == 0):
                 run = {"identity": dict(identity), "history": history, "stopped": stop}
-                # All processes gather what lies on several, one of them writes.
-                kept = core.to_host(carry)
-                if core.is_writer(together):
-                    store.save_pytree(checkpoint, kept, run)
+                _keep(checkpoint, carry, run)
             if stop:
                 break
     return carry, history
+
+
+def _resumed(
+    path: Path, start: TrainState, identity: Mapping[str, Any] | None, epochs: int
+) -> tuple[TrainState, History, bool]:
+    """Reads the state, the history, and whether the run was stopped; the start if there is none."""
+    # One process reads; the others get what it read, so that all continue from the same epoch.
+    together = core.span_processes(start)
+    stored = core.from_writer(lambda: _read(path, start, identity, epochs), together)
+    if stored is None:
+        return start, [], False
+    state, history, stopped = stored
+    # Where the started arrays lie, so that the epoch is compiled for the same layout.
+    state = jax.tree.map(lambda x, at: core.to_devices(x, at.sharding), state, start)
+    return state, history, stopped
+
+
+def _keep(path: str | os.PathLike[str], state: TrainState, run: Mapping[str, Any]) -> None:
+    """Writes a checkpoint: all processes gather what lies on several, one of them writes."""
+    kept = core.to_host(state)
+    if core.is_writer(core.span_processes(state)):
+        store.save_pytree(path, kept, run)
+
+
+def _diverged(record: Mapping[str, Any], params: Any, data: Any) -> str:
+    """Says what of an epoch isn't finite, and what to do."""
+    return (
+        f"training diverged in epoch {record['epoch']}: its loss is {record['loss']} and "
+        f"{_not_finite(params)}; the error's train_state holds the state after "
+        f"{record['epoch']} good epochs. {_cause(data)}"
+    )
 
 
 def _read(
@@ -260,19 +276,20 @@ def _read(
 ) -> tuple[TrainState, History, bool] | None:
     if not path.exists():
         return None
-    metadata = store.load_metadata(path)
-    if not {"identity", "history", "stopped"} <= metadata.keys():
-        raise store.CheckpointError(f"{path} is a checkpoint, but not one of a training run.")
-    if identity is not None:
-        store.require_same_run(f"the checkpoint {path} is", metadata["identity"], identity)
-    carry = store.load_pytree(path, like)
-    history = metadata["history"]
-    if len(history) > epochs:
-        raise store.CheckpointError(
-            f"the checkpoint {path} already holds {len(history)} epochs, more than the "
-            f"{epochs} asked for: ask for more, or pass resume=False to overwrite it."
-        )
-    return carry, history, metadata["stopped"]
+    with store.reading_errors(path):
+        metadata = store.load_metadata(path)
+        if not {"identity", "history", "stopped"} <= metadata.keys():
+            raise store.CheckpointError(f"{path} is a checkpoint, but not one of a training run.")
+        if identity is not None:
+            store.require_same_run(f"the checkpoint {path} is", metadata["identity"], identity)
+        carry = store.load_pytree(path, like)
+        history = metadata["history"]
+        if len(history) > epochs:
+            raise store.CheckpointError(
+                f"the checkpoint {path} already holds {len(history)} epochs, more than the "
+                f"{epochs} asked for: ask for more, or pass resume=False to overwrite it."
+            )
+        return carry, history, metadata["stopped"]
 
 
 def _fold_in(key: jax.Array, index: int) -> jax.Array:
@@ -330,15 +347,20 @@ class FitResult(NamedTuple):
 
     Attributes:
       params: The trained parameters.
-      state: The model's state after training, ``None`` if it has none.
+      state: The model's state after training, ``None`` if it has none. The losses of this library
+        (`cross_entropy`) give statistics of batches under the trained parameters here, not the
+        running ones, which lag behind.
       opt_state: The optimizer's state.
       history: One record per epoch: ``epoch``, ``loss`` and the metrics, as Python numbers.
+      seen: The range of each input. Where a result stands for parameters, as in
+        ``ptq(f, result, x)``, inputs of another scale than these are warned of.
     """
 
     params: Any
     state: Any
     opt_state: Any
     history: History
+    seen: tuple[core.Extent | None, ...] = ()
 
     def _table(self) -> core.Table:
         size = sum(np.size(leaf) for leaf in jax.tree.leaves(self.params))
@@ -406,11 +428,16 @@ def fit(
       InterruptedRun: Ctrl-C; its ``result`` is that of the finished epochs, if there are any.
     """
     core.check_function("fit: loss", loss, FORMS)
-    loss = full_loss(loss)
+    asked, loss = loss, full_loss(loss)
     core.check_params("fit: data", data)
     epoch = make_epoch(loss, optimizer, batch_size)
     start = init(params, optimizer, state)
-    _check_loss(loss, key, start, data, batch_size)
+    try:
+        _check_loss(loss, key, start, data, batch_size)
+    except Exception as error:
+        if (told := _explained(asked, loss, key, start, data, error)) is None:
+            raise
+        raise told from error
     identity = None
     # Hashing the data and tracing the loss cost: only for runs that are kept.
     if run.get("checkpoint") is not None:
@@ -418,26 +445,70 @@ def fit(
         identified = {**(settings or {}), "batch_size": batch_size}
         identity = store.run_identity(key, data, identified, described)
     try:
-        return _result(
-            *run_epochs(
-                key,
-                epoch,
-                start,
-                data,
-                epochs=epochs,
-                eval_fn=eval_fn,
-                on_epoch=on_epoch,
-                identity=identity,
-                **run,
-            )
+        last, history = run_epochs(
+            key,
+            epoch,
+            start,
+            data,
+            epochs=epochs,
+            eval_fn=eval_fn,
+            on_epoch=on_epoch,
+            identity=identity,
+            **run,
         )
     except core.InterruptedRun as error:
-        error.result = error.result and _result(*error.result)
+        if error.result:
+            last, history = error.result
+            error.result = _result(last, history, data)
         raise
+    if isinstance(loss, SettledLoss):
+        # No epoch has this key.
+        at = jax.random.fold_in(key, 2**32 - 1)
+        settled = loss.settle(at, last.params, last.state, data, batch_size)
+        last = last._replace(state=settled)
+    return _result(last, history, data)
 
 
-def _result(last: TrainState, history: History) -> FitResult:
-    return FitResult(last.params, last.state, last.opt_state, history)
+def _result(last: TrainState, history: History, data: Any) -> FitResult:
+    inputs = data[:-1] if isinstance(data, tuple | list) and len(data) > 1 else data
+    return FitResult(last.params, last.state, last.opt_state, history, core.extents(inputs))
+
+
+def _explained(
+    asked: Callable[..., Any],
+    loss: Loss,
+    key: jax.Array,
+    start: TrainState,
+    data: Any,
+    error: Exception,
+) -> Exception | None:
+    """Explains what a loss says of data: it is a network, or they aren't what its network takes."""
+    if not isinstance(data, tuple | list) or len(data) < 2:
+        return None
+    *inputs, targets = data
+    if not isinstance(asked, CheckedLoss) and _predicts(asked, start.params, inputs):
+        return TypeError(
+            "fit: loss is a network f(params, x), whose outputs are no loss: give one of it, such "
+            "as jaxeff.training.cross_entropy(f)"
+        )
+    logits = getattr(loss, "logits", None)
+
+    def call(params: Any, *inputs: Any) -> Any:
+        if logits is not None:
+            return logits(key, params, start.state, *inputs)
+        return loss(key, params, start.state, (*inputs, targets), start.step)
+
+    return core.misfit("fit: data", call, start.params, tuple(inputs), error, targets)
+
+
+def _predicts(f: Callable[..., Any], params: Any, inputs: Sequence[Any]) -> bool:
+    """Tells whether a function gives outputs for inputs alone, a row for each."""
+    try:
+        outputs = jax.eval_shape(f, params, *inputs)
+    except Exception:  # whatever a loss says of inputs without targets
+        return False
+    shape = getattr(outputs, "shape", ())
+    return bool(shape) and shape[:1] == np.shape(jax.tree.leaves(inputs)[0])[:1]
 
 
 def _check_loss(loss: Loss, key: jax.Array, start: TrainState, data: Any, batch_size: int) -> None:

@@ -97,7 +97,7 @@ import optax
 from jax.scipy.special import digamma, gammaln
 
 from jaxeff import core
-from jaxeff.training._epoch import Loss, full_loss
+from jaxeff.training._epoch import Loss, full_loss, settled_batch_stats
 
 
 @runtime_checkable
@@ -110,6 +110,19 @@ class CheckedLoss(Protocol):
 
     def check(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> None:
         """Raises what is wrong with the data; trains nothing."""
+        ...
+
+
+@runtime_checkable
+class SettledLoss(Protocol):
+    """A loss whose state has statistics of batches; `fit` calls this once, after training."""
+
+    def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
+        """Computes the loss, as `jaxeff.training.make_epoch` calls it."""
+        ...
+
+    def settle(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> Any:
+        """Returns the state that belongs to the trained parameters."""
         ...
 
 
@@ -138,7 +151,7 @@ class LabelledLoss:
         """
         if not isinstance(data, tuple | list) or len(data) != 2:
             raise TypeError(
-                "the data of this loss must be a pair (inputs, labels), not a "
+                "fit: data of this loss must be a pair (inputs, labels), not a "
                 f"{type(data).__name__}"
                 + (f" of {len(data)}" if isinstance(data, tuple | list) else "")
             )
@@ -147,8 +160,13 @@ class LabelledLoss:
         # Classes are counted on shapes: no pass over the data.
         logits = jax.eval_shape(self.logits, key, params, state, first)
         core.check_labels(
-            "the data's labels", labels, logits.shape[-1], positions=logits.shape[1:-1]
+            "fit: data, the labels,", labels, logits.shape[-1], positions=logits.shape[1:-1]
         )
+        core.warn_of_one_class("fit: data, the labels,", labels)
+
+    def settle(self, key: Any, params: Any, state: Any, data: Any, batch_size: int) -> Any:
+        """Returns the state with averages of batches' statistics under these parameters."""
+        return settled_batch_stats(self.loss, key, params, state, data, batch_size)
 
 
 def valid_labels(labels: Any, logits: Any) -> Any:

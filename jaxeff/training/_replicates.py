@@ -51,6 +51,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Sharding
 
+from jaxeff.core import kept_program
 from jaxeff.store import describe_arrays, describe_computation
 from jaxeff.training._epoch import Epoch, Loss, TrainState, accepted, full_loss, make_epoch
 from jaxeff.training._epoch import init as init_state
@@ -103,7 +104,8 @@ def start_function(
         return init_state(params, optimizer, _ReplicateState(setting, state))
 
     # Seeds outside: initial parameters depend on the seed's key alone, so settings share them.
-    return jax.jit(jax.vmap(jax.vmap(replicate, (None, 0)), (0, None)), out_shardings=sharding)
+    replicates = jax.vmap(jax.vmap(replicate, (None, 0)), (0, None))
+    return kept_program(replicates, out_shardings=sharding)
 
 
 def epoch_function(

@@ -127,9 +127,11 @@ class ChunkFolder:
         if self.path is None or not (file := self.path / f"{name}.safetensors").exists():
             return None
         if self._resume != "force":
-            store.require_same_run(
-                f"{file} is", store.load_metadata(file), self.identity, run="sweep", place="folder"
-            )
+            metadata = store.load_metadata(file)
+            with store.reading_errors(file):
+                store.require_same_run(
+                    f"{file} is", metadata, self.identity, run="sweep", place="folder"
+                )
         return jax.device_get(store.load_pytree(file, like))
 
     def save(self, name: str, results: Any) -> None:
@@ -304,35 +306,27 @@ def sweep(
     settings = jax.tree.map(jnp.asarray, settings)
     data = jax.tree.map(jnp.asarray, data)
     _check_labels(key, loss_at, init, settings, data, batch_size)
-    # Chunks of one size: a single compiled program trains all of them.
-    columns = even_parts(total, chunk)
-    # All settings of a seed together, as they share its draws; then as many seeds as fit.
-    rows = even_parts(seeds, max(1, chunk // total))
-    shape = len(rows[0]), len(columns[0])
-    spread = spread_replicates(*shape)
-    filled = spread.seeds, spread.settings
-    train = replicates.epoch_function(loss_at, optimizer, batch_size, *filled)
-    start = replicates.start_function(init, optimizer, spread.sharding)
-    finish = jax.jit(replicates.finish_function(score, keep, *filled))
-    run = {
-        **(identity or {}), "epochs": epochs, "batch_size": batch_size, "seeds": seeds,
-        "chunk": chunk, "keep": keep,
-    }  # fmt: skip
+    plan = _Chunks.of(seeds, total, chunk)
+    train = replicates.epoch_function(loss_at, optimizer, batch_size, *plan.filled)
+    start = replicates.start_function(init, optimizer, plan.spread.sharding)
+    finish = core.kept_program(replicates.finish_function(score, keep, *plan.filled))
     identified = {}
     if checkpoint is not None:
+        run = {
+            **(identity or {}), "epochs": epochs, "batch_size": batch_size, "seeds": seeds,
+            "chunk": chunk, "keep": keep,
+        }  # fmt: skip
         parts = replicates.describe_sweep(
             key, loss_at, init, settings, data, optimizer, batch_size, score
         )
         identified = store.run_identity(key, (settings, data), run, parts)
     # Once: all chunks read the same data on every device.
-    data = spread.replicated(data)
+    data = plan.spread.replicated(data)
     folder = ChunkFolder(checkpoint, identified, core.span_processes(data), resume)
-
-    chunks = [(i, j) for i in range(len(rows)) for j in range(len(columns))]
     results: dict[tuple[int, int], Any] = {}
 
     def finished() -> tuple[str, Any]:
-        said = f"stopped after {len(results)} of {len(chunks)} chunks of replicates"
+        said = f"stopped after {len(results)} of {len(plan.places)} chunks of replicates"
         kept = "" if checkpoint is not None else "with a checkpoint "
         return f"{said}; {kept}the same call goes on where it stopped", None
 
@@ -340,21 +334,14 @@ def sweep(
         core.keeps_finished(finished),
         core.progress_bar(progress, "replicate", seeds * total, 0) as advance,
     ):
-        for i, j in chunks:
-            name = f"{rows[i][0]}-{columns[j][0]}"
-            number = len(set(rows[i])) * len(set(columns[j]))
-            row, column = _fill(rows[i], filled[0]), _fill(columns[j], filled[1])
-            # Keys by seed, not by position in the chunk: chunks of another size give the
-            # same replicates.
-            keys = spread.replicated(
-                jax.vmap(lambda seed: replicates.replicate_keys(key, seed))(row)
-            )
-            part = spread.replicated(jax.tree.map(lambda leaf: leaf[column], settings))  # noqa: B023
+        for place in plan.places:
+            name, number = plan.name(place), plan.number(place)
+            keys, part = plan.replicates(place, key, settings)
             # The structure of a finished chunk, without training one: files are checked against it.
             like = jax.eval_shape(
-                lambda k, s: _cut(finish(k, start(k, s)), *shape), keys.start, part
+                lambda k, s: _cut(finish(k, start(k, s)), *plan.shape), keys.start, part
             )
-            losses = jax.ShapeDtypeStruct((*shape, epochs), jnp.float32)
+            losses = jax.ShapeDtypeStruct((*plan.shape, epochs), jnp.float32)
             kept = folder.load(name, {**like, "loss": losses})
             if kept is None:
                 carry, history = run_epochs(
@@ -365,21 +352,86 @@ def sweep(
                     epochs=epochs,
                     # One replicate that diverges mustn't stop the others of its chunk.
                     on_nan="keep",
-                    on_epoch=_progress(advance, number, epochs, shape),
-                    checkpoint=folder.running(name, None if filled == shape else filled),
+                    on_epoch=_progress(advance, number, epochs, plan.shape),
+                    checkpoint=folder.running(name, plan.filled if plan.is_filled else None),
                     checkpoint_every=checkpoint_every,
                     resume=resume,
                     identity=folder.identity,
                     progress=False,
                 )
                 loss = np.stack([record["loss"] for record in history], axis=-1, dtype=np.float32)
-                kept = _cut({**core.to_host(finish(keys.score, carry)), "loss": loss}, *shape)
+                kept = {**core.to_host(finish(keys.score, carry)), "loss": loss}
+                kept = _cut(kept, *plan.shape)
                 folder.save(name, kept)
             else:
                 advance(number, "kept from an earlier run")
-            results[i, j] = kept
-    joined = join_chunks(results, rows, columns, seeds, total)
-    # A loss that isn't finite in the last epoch counts, even where parameters still are.
+            results[place] = kept
+    return _joined(join_chunks(results, plan.rows, plan.columns, seeds, total))
+
+
+class _Chunks(NamedTuple):
+    """The chunks of a sweep: which seeds and settings each trains, and where.
+
+    Attributes:
+        rows: Seeds of each row of chunks, all of one number.
+        columns: Settings of each column of chunks, all of one number.
+        spread: Placement of a chunk's replicates, filled up to fit the devices.
+    """
+
+    rows: list[list[int]]
+    columns: list[list[int]]
+    spread: Spread
+
+    @classmethod
+    def of(cls, seeds: int, settings: int, most: int) -> "_Chunks":
+        """Cuts a sweep into chunks of at most ``most`` replicates."""
+        # Chunks of one size: a single compiled program trains all of them.
+        columns = even_parts(settings, most)
+        # All settings of a seed together, as they share its draws; then as many seeds as fit.
+        rows = even_parts(seeds, max(1, most // settings))
+        return cls(rows, columns, spread_replicates(len(rows[0]), len(columns[0])))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Seeds and settings of a chunk."""
+        return len(self.rows[0]), len(self.columns[0])
+
+    @property
+    def filled(self) -> tuple[int, int]:
+        """Seeds and settings of a chunk as it is trained."""
+        return self.spread.seeds, self.spread.settings
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether a chunk was filled up for the devices."""
+        return self.filled != self.shape
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Row and column of every chunk, in the order of training."""
+        return [(i, j) for i in range(len(self.rows)) for j in range(len(self.columns))]
+
+    def name(self, place: tuple[int, int]) -> str:
+        """Names a chunk's files, by its first seed and setting."""
+        return f"{self.rows[place[0]][0]}-{self.columns[place[1]][0]}"
+
+    def number(self, place: tuple[int, int]) -> int:
+        """Counts a chunk's replicates, without what fills it up."""
+        return len(set(self.rows[place[0]])) * len(set(self.columns[place[1]]))
+
+    def replicates(self, place: tuple[int, int], key: jax.Array, settings: Any) -> tuple[Any, Any]:
+        """Makes the keys of a chunk's seeds and selects its settings, on the devices."""
+        row = _fill(self.rows[place[0]], self.filled[0])
+        column = _fill(self.columns[place[1]], self.filled[1])
+        # Keys by seed, not by position in the chunk: chunks of another size give the same
+        # replicates.
+        keys = jax.vmap(lambda seed: replicates.replicate_keys(key, seed))(row)
+        part = jax.tree.map(lambda leaf: leaf[column], settings)
+        return self.spread.replicated(keys), self.spread.replicated(part)
+
+
+def _joined(joined: dict[str, Any]) -> SweepResult:
+    """Marks what diverged: by a loss of the last epoch, too, where parameters still are finite."""
     joined["diverged"] |= ~np.isfinite(joined["loss"][..., -1])
     return SweepResult(
         joined.get("scores", {}), joined["loss"], joined["diverged"],
@@ -401,10 +453,30 @@ def _check_labels(
         loss = loss_at(setting)
         if isinstance(loss, CheckedLoss):
             params, state = init(key)
-            loss.check(key, params, state, data, batch_size)
+            try:
+                loss.check(key, params, state, data, batch_size)
+            except Exception as error:
+                told = _explained(loss, key, params, state, data, error)
+                if told is None:
+                    raise
+                raise told from error
 
     if count_examples(data) >= batch_size:  # otherwise the epoch says what is wrong
         jax.eval_shape(check, key, jax.tree.map(lambda leaf: leaf[0], settings))
+
+
+def _explained(
+    loss: CheckedLoss, key: Any, params: Any, state: Any, data: Any, error: Exception
+) -> Exception | None:
+    """Explains what the network of a loss says of data."""
+    logits = getattr(loss, "logits", None)
+    if logits is None or not isinstance(data, tuple | list) or len(data) < 2:
+        return None
+
+    def call(params: Any, *inputs: Any) -> Any:
+        return logits(key, params, state, *inputs)
+
+    return core.misfit("sweep: data", call, params, tuple(data[:-1]), error, data[-1])
 
 
 def _count_settings(settings: Any) -> int:

@@ -28,6 +28,9 @@ of at least what was asked, whatever the model and the data. The number is an av
 and over draws of the held-out examples: for one draw of n, the coverage is a random number of the
 distribution ``Beta(k, n + 1 - k)`` with ``k = ceil((n + 1) coverage)``, if scores have no ties.
 
+What is asked of all inputs may be asked of each class (`Mondrian`), and of any loss (`CRC`, `RCPS`,
+`LTT`): they are methods of other methods.
+
 A method is a score of how badly a target fits a prediction. Any function will do: the guarantee
 holds for all of them, and a better one gives smaller sets. Those of intervals of a regression
 (absolute and normalized residuals, quantiles) take outputs and targets ``[batch]``, or ``[batch,
@@ -65,16 +68,25 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxeff import core
 from jaxeff.moment_propagation import is_gaussian
-from jaxeff.uncertainty._decomposition import log_complement
+from jaxeff.uncertainty._decomposition import log_odds_against
 from jaxeff.uncertainty._gaussian_logits import probit_logits, real_outputs
 
 
 class ConformalMethod(core.Setting):
-    """A nonconformity score and the region where it is small enough."""
+    """A nonconformity score and the region where it is small enough.
+
+    `threshold_axes` is how many axes a threshold has: none, or one for what `Mondrian` has one of.
+    """
+
+    threshold_axes = 0
 
     def scores(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
         """Computes how badly each target fits its prediction; higher is worse."""
         raise NotImplementedError
+
+    def threshold(self, outputs: Any, targets: Any, members: Array, coverage: Any) -> Array:
+        """Finds the threshold from those held-out examples that are members, `[batch]`."""
+        return rank_threshold(self.scores(outputs, targets), members, coverage)
 
     def region(self, outputs: Any, threshold: Float[Array, "..."]) -> Any:
         """Returns the targets whose score is at most the threshold, one or one per example."""
@@ -85,14 +97,14 @@ class ConformalMethod(core.Setting):
         raise NotImplementedError
 
 
-def class_log_probs(where: str, outputs: Any) -> Float[Array, "batch classes"]:
-    """Computes log-probabilities of logits, or of Gaussian ones by the probit approximation."""
+def class_logits(where: str, outputs: Any) -> Float[Array, "batch classes"]:
+    """Checks logits; of Gaussian ones those of the probit approximation."""
     logits = probit_logits(outputs)
     if not hasattr(logits, "shape") or len(logits.shape) != 2:
         shape = getattr(logits, "shape", type(logits).__name__)
         raise TypeError(f"{where} must be logits [batch, classes], or Gaussian ones, not {shape}")
     # Of 16 bits a sum of a hundred classes would round most of them off.
-    return jax.nn.log_softmax(core.widened(logits))
+    return core.widened(logits)
 
 
 class PredictionInterval(NamedTuple):
@@ -214,11 +226,11 @@ class ConformalCalibration:
     """What `conformalize` found; a pytree.
 
     Attributes:
-        threshold: The largest score that is inside: one number, or one for each group.
+        threshold: The largest score that is inside: one number, or one for each group or class.
         method: The score.
     """
 
-    threshold: Float[Array, "*groups"]
+    threshold: Float[Array, "..."]
     method: ConformalMethod
 
 
@@ -244,8 +256,11 @@ def conformalize(
     Args:
         outputs: What the function returned for them, an array or a `jaxeff.Gaussian`.
         targets: Their classes or values, ``[batch]``.
-        method: `LAC`, `APS`, `RAPS`, `AbsoluteResidual`, `NormalizedResidual` or `CQR`.
-        coverage: How often the truth is to be inside.
+        method: `LAC`, `APS`, `RAPS`, `AbsoluteResidual`, `NormalizedResidual` or `CQR`; `Mondrian`
+            of one of the first three, if coverage is to hold in each class; `CRC`, `RCPS` or `LTT`
+            of any, if a loss is to be small.
+        coverage: How often the truth is to be inside; of a loss, one minus the risk that it may
+            have.
         groups: The group of each example, from 0, if coverage is to hold in each.
         group_count: Number of groups; one more than the largest if None.
 
@@ -254,22 +269,21 @@ def conformalize(
         ValueError: The coverage is not between 0 and 1, there are no examples, or a group is out of
             range.
     """
-    scores = method.scores(outputs, targets)
-    if not len(scores):
+    shape = jnp.shape(targets)[:1]
+    if shape == (0,):
         raise ValueError("conformalize: there are no held-out examples")
     if groups is None:
-        return ConformalCalibration(
-            _threshold(scores, jnp.ones(len(scores), bool), coverage), method
-        )
+        everyone = jnp.ones(shape, bool)
+        return ConformalCalibration(method.threshold(outputs, targets, everyone, coverage), method)
     groups = jnp.asarray(groups)
     count = int(groups.max()) + 1 if group_count is None else group_count
-    core.check_labels("conformalize: groups", groups, count, scores.shape)
-    members = groups[None] == jnp.arange(count)[:, None]
-    thresholds = jnp.stack([_threshold(scores, mask, coverage) for mask in members])
-    return ConformalCalibration(thresholds, method)
+    core.check_labels("conformalize: groups", groups, count, shape)
+    # Scores, which have no axis of groups, are computed once.
+    of_members = jax.vmap(lambda members: method.threshold(outputs, targets, members, coverage))
+    return ConformalCalibration(of_members(groups[None] == jnp.arange(count)[:, None]), method)
 
 
-def _threshold(scores: Array, mask: Array, coverage: Any) -> Array:
+def rank_threshold(scores: Array, mask: Array, coverage: Any) -> Array:
     """Computes the k-th smallest score under a mask, infinite where there are fewer than k."""
     ordered = jnp.sort(jnp.where(mask, scores, jnp.inf))
     n = mask.sum()
@@ -307,7 +321,7 @@ def conformal(
         TypeError: Groups that `group` returns are no integers.
         ValueError: There are thresholds of groups and no `group`, or the reverse.
     """
-    grouped = jnp.ndim(calibration.threshold) > 0
+    grouped = jnp.ndim(calibration.threshold) > calibration.method.threshold_axes
     if grouped != (group is not None):
         raise ValueError(
             "conformal: a threshold for each group needs group(*args), one for all takes none; "
@@ -356,22 +370,29 @@ def online_conformal(
         ``threshold``.
 
     Raises:
-        ValueError: There are thresholds of groups.
+        ValueError: There are thresholds of groups or classes.
     """
     if jnp.ndim(calibration.threshold):
-        raise ValueError("online_conformal: one threshold is followed, not one for each group")
+        raise ValueError(
+            "online_conformal: one threshold is followed, not one for each group or class"
+        )
     method = calibration.method
 
     def step(params: Any, x: Any, targets: Any, threshold: Any) -> tuple[Any, Any]:
-        outputs, truth = f(params, x), jnp.asarray(targets)
-        region = method.region(outputs, threshold)
-        is_class = jnp.issubdtype(truth.dtype, jnp.integer)
-        known = truth >= 0 if is_class else ~jnp.isnan(truth)
-        inside = method.contains(region, jnp.where(known, truth, 0))
+        region = method.region(f(params, x), threshold)
+        known, inside = known_hits(method, region, targets)
         moves = jnp.where(known, coverage - inside.astype(threshold.dtype), 0).sum()
         return region, threshold + rate * moves
 
     return step
+
+
+def known_hits(method: ConformalMethod, region: Any, targets: Any) -> tuple[Array, Array]:
+    """Tells whose truth is known, and whose region holds it."""
+    truth = jnp.asarray(targets)
+    is_class = jnp.issubdtype(truth.dtype, jnp.integer)
+    known = truth >= 0 if is_class else ~jnp.isnan(truth)
+    return known, method.contains(region, jnp.where(known, truth, 0))
 
 
 def _of_groups(thresholds: Array, groups: Any) -> Array:
@@ -380,7 +401,9 @@ def _of_groups(thresholds: Array, groups: Any) -> Array:
     groups = jnp.asarray(groups)
     is_known = (groups >= 0) & (groups < len(thresholds))
     # XLA would take the nearest group's, or count negative ones from the end.
-    return jnp.where(is_known, thresholds[jnp.where(is_known, groups, 0)], jnp.inf)
+    of_group = thresholds[jnp.where(is_known, groups, 0)]
+    shape = is_known.shape + (1,) * (of_group.ndim - 1)
+    return jnp.where(is_known.reshape(shape), of_group, jnp.inf)
 
 
 @core.validate(
@@ -418,33 +441,54 @@ class LAC(ConformalMethod):
     # By its name alone: else it would come before the numbers of the methods below.
     allow_empty: bool = core.static(True, kw_only=True)
 
-    def class_scores(
-        self, log_probs: Float[Array, "batch classes"]
-    ) -> Float[Array, "batch classes"]:
-        """Computes the log-odds against each class."""
-        return log_complement(log_probs) - log_probs
-
     def scores(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
         """Computes the score of each example's true class."""
-        log_probs = class_log_probs(f"{type(self).__name__}: outputs", outputs)
-        batch, classes = log_probs.shape
+        logits = class_logits(f"{type(self).__name__}: outputs", outputs)
+        batch, classes = logits.shape
         core.check_labels(f"{type(self).__name__}: targets", targets, classes, (batch,))
-        every = self.class_scores(log_probs)
-        return jnp.take_along_axis(every, jnp.asarray(targets)[:, None], axis=-1)[:, 0]
+        return true_scores(self, logits, jnp.asarray(targets)[:, None])
 
     def region(self, outputs: Any, threshold: Float[Array, "..."]) -> Bool[Array, "batch classes"]:
         """Returns a mask of the classes in each set."""
-        log_probs = class_log_probs(f"{type(self).__name__}: outputs", outputs)
-        limit = jnp.broadcast_to(threshold, log_probs.shape[:1])[:, None]
-        inside = self.class_scores(log_probs) <= limit
-        if self.allow_empty:
-            return inside
-        return inside | (log_probs == log_probs.max(-1, keepdims=True))
+        logits = class_logits(f"{type(self).__name__}: outputs", outputs)
+        return _sets(self, logits, jnp.broadcast_to(threshold, logits.shape[:1])[:, None])
 
     def contains(self, region: Any, targets: Any) -> Bool[Array, " batch"]:
         """Tells whether each set holds the true class."""
         core.check_labels("covered: targets", targets, region.shape[-1], region.shape[:-1])
         return jnp.take_along_axis(region, jnp.asarray(targets)[:, None], axis=-1)[:, 0]
+
+    def _score(self, logits: Array, targets: Array) -> Array:
+        """Computes the score of one class of each example, `[batch, 1]` of targets `[batch, 1]`."""
+        return log_odds_against(logits, targets)
+
+    def _inside(self, logits: Array, limit: Array) -> Array:
+        """Tells of all classes whether their score is at most the limit `[batch, 1]`."""
+        first = logits.argmax(-1, keepdims=True)
+        most = logits.max(-1, keepdims=True)
+        odds = log_odds_against(logits, first)
+        # A probability above a half may round to one, where its odds tell more. Any other class has
+        # less: its logarithm says it all.
+        total = most + jnp.logaddexp(odds, 0)
+        others = logits >= total + jax.nn.log_sigmoid(-limit)
+        return jnp.where(_places(logits) == first, odds <= limit, others)
+
+
+# Compiled as a whole: one by one their operations would write an array of all classes each.
+@jax.jit
+def true_scores(method: LAC, logits: Array, targets: Array) -> Array:
+    return method._score(logits, targets)[:, 0]
+
+
+@jax.jit
+def _sets(method: LAC, logits: Array, limit: Array) -> Array:
+    inside = method._inside(logits, limit)
+    return inside if method.allow_empty else inside | (logits == logits.max(-1, keepdims=True))
+
+
+def _places(logits: Array) -> Array:
+    """Returns the number of each class, from 0, in the shape of the logits."""
+    return jax.lax.broadcasted_iota(int, logits.shape, logits.ndim - 1)
 
 
 @core.register_setting
@@ -459,15 +503,36 @@ class APS(LAC):
     arXiv 2006.02544.
     """
 
-    def class_scores(
-        self, log_probs: Float[Array, "batch classes"]
-    ) -> Float[Array, "batch classes"]:
-        """Computes what rises with the probability collected when the class is reached."""
-        return _rising(_left(log_probs)[0], 0.0)
+    def _score(self, logits: Array, targets: Array) -> Array:
+        # One class needs no order: what is behind it is a sum.
+        log_probs = jax.nn.log_softmax(logits)
+        probable = jnp.take_along_axis(log_probs, targets, axis=-1)
+        ties = (log_probs == probable) & (_places(log_probs) > targets)
+        behind = (log_probs < probable) | ties
+        left = jax.nn.logsumexp(log_probs, axis=-1, keepdims=True, where=behind)
+        place = log_probs.shape[-1] - behind.sum(-1, keepdims=True)
+        return jnp.where(jnp.isnan(probable), jnp.nan, self._of_place(left, place))
+
+    def _inside(self, logits: Array, limit: Array) -> Array:
+        log_probs = jax.nn.log_softmax(logits)
+        # Scores rise from place to place, so a set ends at one: the last whose score is inside.
+        ordered = -jnp.sort(-log_probs, axis=-1)
+        places = _places(log_probs) + 1
+        inside = self._of_place(_left(ordered), places) <= limit
+        count = jnp.where(inside, places, 0).max(-1, keepdims=True)
+        least = jnp.take_along_axis(ordered, jnp.maximum(count - 1, 0), axis=-1)
+        # Of classes that are as probable as the last one the first ones are inside.
+        ties = log_probs == least
+        free = count - (log_probs > least).sum(-1, keepdims=True)
+        return (count > 0) & ((log_probs > least) | (ties & (jnp.cumsum(ties, axis=-1) <= free)))
+
+    def _of_place(self, log_left: Array, place: Array) -> Array:
+        """Computes the score of a class from the logarithm of what is left behind its place."""
+        return _rising(log_left, 0.0)
 
 
 @core.register_setting
-class RAPS(LAC):
+class RAPS(APS):
     """APS with a penalty for every class after the first few, which keeps sets small.
 
     With `left` for what less probable classes have, the score is `penalty - left`, and where that
@@ -484,27 +549,26 @@ class RAPS(LAC):
     penalty: core.NonNegative = 0.01
     free: Annotated[int, core.Count(0)] = core.static(5)
 
-    def class_scores(
-        self, log_probs: Float[Array, "batch classes"]
-    ) -> Float[Array, "batch classes"]:
-        """Computes what rises with the probability collected, plus the penalty of the place."""
-        log_left, place = _left(log_probs)
-        return _rising(log_left, self.penalty * jnp.maximum(place - self.free, 0))
+    def _of_place(self, log_left: Array, place: Array) -> Array:
+        exceeding = jnp.maximum(place - self.free, 0).astype(log_left.dtype)
+        return _rising(log_left, self.penalty * exceeding)
 
 
-def _left(log_probs: Array) -> tuple[Array, Array]:
-    """Computes the logarithm of what classes behind each have, and its place from 1.
+def _left(ordered: Array) -> Array:
+    """Computes the logarithm of what classes behind each have, of log-probabilities that fall.
 
     One minus what was collected, but summed from the small end: it never rounds to zero.
     """
-    order = jnp.argsort(-log_probs, axis=-1)
-    place = jnp.argsort(order, axis=-1)  # the inverse permutation
-    ordered = jnp.take_along_axis(log_probs, order, axis=-1)
-    sums = jax.lax.cumlogsumexp(ordered, axis=1, reverse=True)
-    behind = jnp.pad(sums[:, 1:], ((0, 0), (0, 1)), constant_values=-jnp.inf)
-    # NaN is put last, behind which nothing is left.
-    behind = jnp.where(jnp.isnan(ordered), jnp.nan, behind)
-    return jnp.take_along_axis(behind, place, axis=-1), (place + 1).astype(log_probs.dtype)
+
+    def step(state: tuple[Array, Array], log_prob: Array) -> tuple[tuple[Array, Array], Array]:
+        # What is behind the next class is a sum in units of this one, so that none underflows.
+        before, total = state
+        rescaled = jnp.where(before == -jnp.inf, 0, total * jnp.exp(before - log_prob))
+        return (log_prob, 1 + rescaled), before + jnp.log(total)
+
+    rising = jnp.flip(ordered, -1).T
+    nothing = jnp.full_like(rising[0], -jnp.inf), jnp.ones_like(rising[0])
+    return jnp.flip(jax.lax.scan(step, nothing, rising)[1].T, -1)
 
 
 def _rising(log_left: Array, penalty: Array | float) -> Array:

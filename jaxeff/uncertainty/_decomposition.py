@@ -79,7 +79,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import digamma, entr, logsumexp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxeff import core
 
@@ -97,6 +97,15 @@ def log_complement(log_probs: Float[Array, "*batch classes"]) -> Float[Array, "*
     # Any other class has half of the probability at most.
     beside_others = jnp.log1p(-jnp.exp(jnp.where(first, -jnp.inf, log_probs)))
     return jnp.where(first, beside_first, beside_others)
+
+
+def log_odds_against(
+    logits: Float[Array, "*batch classes"], classes: Int[Array, "*batch 1"]
+) -> Float[Array, "*batch 1"]:
+    """Computes `log((1 - p) / p)` of one class each, which never rounds to minus infinity."""
+    places = jax.lax.broadcasted_iota(int, logits.shape, logits.ndim - 1)
+    others = logsumexp(logits, axis=-1, keepdims=True, where=places != classes)
+    return others - jnp.take_along_axis(logits, classes, axis=-1)
 
 
 class Decomposition(NamedTuple):
@@ -167,7 +176,7 @@ def decompose(probs: Float[Array, "samples *batch classes"]) -> Decomposition:
     return Decomposition(total, aleatoric, jnp.maximum(total - aleatoric, 0))
 
 
-@core.validate(logits=core.real_array(nan=True))
+@core.validate(logits=core.logits_array())
 def decompose_logits(logits: Float[Array, "samples *batch classes"]) -> Decomposition:
     """Computes total, aleatoric and epistemic uncertainty from logits.
 
@@ -186,7 +195,7 @@ def decompose_logits(logits: Float[Array, "samples *batch classes"]) -> Decompos
     return Decomposition(total, aleatoric, jnp.maximum(total - aleatoric, 0))
 
 
-@core.validate(logits=core.real_array(nan=True))
+@core.validate(logits=core.logits_array())
 def predictive_log_probs(
     logits: Float[Array, "samples *batch classes"],
 ) -> Float[Array, "*batch classes"]:

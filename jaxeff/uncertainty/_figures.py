@@ -1,6 +1,6 @@
 """Figures of uncertain predictions and of their quality, drawn onto given matplotlib axes.
 
-Of an uncertain prediction there are the source's two layouts, a regression and a plane:
+Of an uncertain prediction there are the thesis' two layouts, a regression and a plane:
 
 ```python
 import jax

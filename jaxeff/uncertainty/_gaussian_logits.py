@@ -8,7 +8,7 @@ Sharp edges:
 
 - The logits of a `Gaussian` are drawn independently. Where weight uncertainty moves several of them
   together, a sampled network has less mutual information than this; those of a `JointGaussian`
-  (`moments(f, correlations="full")`) are drawn together.
+  (`moments(f, covariance=True)`) are drawn together.
 - The raw variance measures how far the logits may move, not whether that changes the class.
   Inputs that a network knows well excite it most, and their logits can vary most: for LeNet-5
   after a few epochs of SVI on MNIST it told MNIST from Fashion-MNIST no better than chance or the
@@ -289,6 +289,7 @@ def temperature_scale(
         raise TypeError("temperature_scale: logits must be floating-point [batch, classes]")
     if not len(mean):
         raise ValueError("temperature_scale: there are no examples")
+    core.warn_of_probs("temperature_scale: logits", mean)
     core.check_labels("temperature_scale: labels", labels, mean.shape[-1], mean.shape[:-1])
     rows, dtype = jnp.asarray(labels)[:, None], jnp.result_type(mean)
     mean = core.widened(mean)  # in 16 bits slopes of many examples round off

@@ -43,9 +43,9 @@ from jaxtyping import Array, Float
 
 from jaxeff import core
 from jaxeff.moment_propagation import Gaussian, JointGaussian, is_gaussian, is_joint_gaussian
-from jaxeff.uncertainty._decomposition import log_complement
+from jaxeff.uncertainty._decomposition import log_complement, log_odds_against
 
-LOGITS = core.real_array(2, nan=True)
+LOGITS = core.logits_array(2)
 
 
 @core.validate(logits=LOGITS)
@@ -60,9 +60,8 @@ def msp(logits: Float[Array, "batch classes"]) -> Float[Array, " batch"]:
     Args:
         logits: Logits of each input.
     """
-    log_probs = jax.nn.log_softmax(core.widened(logits))
-    at = log_probs.argmax(-1, keepdims=True)
-    return jnp.take_along_axis(log_complement(log_probs) - log_probs, at, axis=-1)[:, 0]
+    wide = core.widened(logits)
+    return log_odds_against(wide, wide.argmax(-1, keepdims=True))[:, 0]
 
 
 @core.validate(logits=LOGITS)

@@ -137,7 +137,7 @@ def _nan_if_nan(value: Array, *scores: Array) -> Array:
 
 
 OOD_QUANTILE = 0.05
-"""Share of the training points themselves that lie in the region called out of domain. The source
+"""Share of the training points themselves that lie in the region called out of domain. The thesis
 thresholds at "a chosen quantile" and doesn't say which."""
 
 

@@ -10,7 +10,8 @@ weights that an installed package brings, without its code.
 
 Sharp edges:
     Pickles (`.pt`, `.pth`, `.bin`, `.ckpt`) are refused: reading one may run its writer's code.
-    A file is read whole, before anything is matched.
+    A file is read whole, before anything is matched. One that would take more memory than 64 times
+    its size, and 256 MiB, is refused before it is inflated (`jaxeff.store`).
     For models of the Llama architecture the writer reorders the rows of the query and key
     projections, so that each pair of numbers that rotary positions turn stands side by side. A
     model that turns halves against each other needs the rows as they were: `rotary_halves`. Tensors
@@ -18,6 +19,7 @@ Sharp edges:
     Exporters fold constants: a tensor of a fused or transposed layer has no name of the model's.
 """
 
+import math
 import os
 import struct
 from collections import Counter
@@ -32,7 +34,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 
 from jaxeff.core import instance_of, path_like, validate
-from jaxeff.store import open_regular
+from jaxeff.store import InflationError, open_regular, read_npz, require_inflatable
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of numbers
 _STRING, _ARRAY = 8, 9
@@ -131,6 +133,12 @@ def read_gguf(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
     arrays, doubts = {}, {}
     architecture = reader.get_field("general.architecture")
     llama = architecture is not None and architecture.contents() == "llama"
+    # Tensors may lie on each other: a list of names of one place takes its size many times.
+    require_inflatable(
+        (4 * math.prod(int(n) for n in tensor.shape) for tensor in reader.tensors),
+        path.stat().st_size,
+        "read it with the package gguf",
+    )
     for tensor in reader.tensors:
         # Dimensions are written innermost first.
         shape = [int(n) for n in reversed(tensor.shape)]
@@ -227,20 +235,44 @@ def read_onnx(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
     return {n: numpy_helper.to_array(t) for n, t in tensors.items()}, _graph_layouts(graph.node), {}
 
 
+DISPUTED = "both ways"
+"""In place of a layout: the graph reads a tensor as it lies, and turned."""
+
+
 def _graph_layouts(nodes: Any) -> dict[str, str]:
+    """Tells from products how tensors lie, also from those of a tensor that is transposed first."""
     layouts: dict[str, str] = {}
-    for node in (node for node in nodes if len(node.input) > 1):
-        if node.op_type == "MatMul":
-            layouts[node.input[1]] = "as is"
-        elif node.op_type == "Gemm":
-            transposed = any(a.name == "transB" and a.i for a in node.attribute)
-            layouts[node.input[1]] = "reversed" if transposed else "as is"
+    sources: dict[str, tuple[str, bool]] = {}  # what a node passes on, and whether it turns it
+
+    def note(operand: str, reversed_: bool, layout: str = "") -> None:
+        name, turned = sources.get(operand, (operand, False))
+        layout = layout or ("reversed" if reversed_ != turned else "as is")
+        layouts[name] = layout if layouts.get(name, layout) == layout else DISPUTED
+
+    for node in nodes:
+        settings = {a.name: a for a in node.attribute}
+        if node.op_type in _PASSING and node.input and node.output:
+            name, turned = sources.get(node.input[0], (node.input[0], False))
+            perm = [*settings["perm"].ints] if "perm" in settings else None
+            if node.op_type != "Transpose" or perm in (None, [1, 0]):
+                sources[node.output[0]] = name, turned != (node.op_type == "Transpose")
+        if len(node.input) < 2:
+            continue
+        if node.op_type in ("MatMul", "Gemm"):
+            # As the first operand a kernel is `W x`: its rows are what the layer makes.
+            for side, (setting, plain) in enumerate((("transA", True), ("transB", False))):
+                transposed = setting in settings and bool(settings[setting].i)
+                note(node.input[side], plain != transposed)
         elif node.op_type == "Conv":
-            layouts[node.input[1]] = "reversed"
+            note(node.input[1], True, "reversed")
         elif node.op_type == "ConvTranspose":
-            layouts[node.input[1]] = "transposed"  # "reversed" or "mirrored", as the layer has it
+            # "reversed" or "mirrored", as the layer has it
+            note(node.input[1], True, "transposed")
     return layouts
 
+
+_PASSING = ("Transpose", "Identity", "Cast", "DequantizeLinear")
+"""Nodes whose result lies as their first operand does, or turned."""
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Sequence[str | os.PathLike[str]]
 
@@ -259,7 +291,8 @@ class Tensors:
 
     Attributes:
         arrays: The tensors by name.
-        layouts: "reversed" or "as is" for those whose use in the file says how they lie.
+        layouts: "reversed" or "as is" for those whose use in the file says how they lie, or that
+            they are read both ways.
         doubts: Why a tensor can't be taken without a rule, by name.
         origin: What error messages call the source.
     """
@@ -320,6 +353,8 @@ def _read_file(path: Path) -> Tensors:
             arrays, layouts, doubts = _READERS[ending](file, path)
     except (ImportError, WeightsError):
         raise
+    except InflationError as error:
+        raise WeightsError(f"{path} {error}.") from error
     # A damaged file makes each format's reader fail in its own ways: all are its damage.
     except Exception as error:
         raise WeightsError(
@@ -358,10 +393,7 @@ def _safetensors(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
 
 
 def _npz(file: BinaryIO, path: Path) -> tuple[dict, dict, dict]:
-    with np.load(file, allow_pickle=False) as opened:
-        if not isinstance(opened, np.lib.npyio.NpzFile):
-            raise WeightsError(f"{path} is no archive of named arrays.")
-        return {name: opened[name] for name in opened.files}, {}, {}
+    return read_npz(file), {}, {}
 
 
 _READERS: dict[str, Callable[[BinaryIO, Path], tuple[dict, dict, dict]]] = {

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from jaxeff.weights._files import WeightsError
+from jaxeff.weights._files import DISPUTED, WeightsError
 from jaxeff.weights._matching import Layout, Shapes, fitting_layouts, is_kernel, nearest, parse_name
 
 _SHOWN = 8
@@ -131,6 +131,12 @@ def decide_layouts(
                 evidence.setdefault(array.ndim, set()).add(layouts[name])
         elif known.get(tensor) in options:
             layouts[name] = known[tensor]
+        elif known.get(tensor) == DISPUTED:
+            raise WeightsError(
+                f"{tensor!r} fits {name!r} {list(shapes[name])} as it is and transposed, and the "
+                "file's graph reads it both ways (a tied layer): give a rule with a function, "
+                f"({tensor!r}, numpy.transpose) or ({tensor!r}, numpy.asarray)."
+            )
         else:
             open_[name] = tensor
     for name, tensor in open_.items():

@@ -220,6 +220,50 @@ def test_uses_of_a_shared_layer_have_one_adapter():
         merge_lora(f, params, adapters, X, alone)
 
 
+TIED = {
+    "x W W'": lambda w, x: (x @ w) @ w.T,
+    "x W tanh W'": lambda w, x: jnp.tanh(x @ w) @ w.T,
+    "x W' W": lambda w, x: jnp.tanh(x @ w.T) @ w,
+    "W' first": lambda w, x: jnp.einsum("oi,bi->bo", w, x) @ w,
+    "x W W": lambda w, x: (x @ w) @ w,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TIED)
+@pytest.mark.parametrize("transform", ["plain", "rounded"])
+def test_factors_lie_as_the_parameter_and_not_as_its_use(name, transform):
+    params, spec = {"w": jax.random.normal(KEY, (6, 6))}, {"*": LoRA(2)}
+
+    def f(params, x):
+        w = params["w"]
+        return TIED[name](0.5 * jnp.round(w / 0.5) if transform == "rounded" else w, x)
+
+    adapters = spread(init_lora(KEY, f, params, X, spec))
+    y = jax.jit(lora(f, spec))(params, adapters, X)
+    update = 8 * (adapters["w"]["a"] @ adapters["w"]["b"])[0]
+    update = update.T if name in ("x W' W", "W' first") else update
+    # Beside a rounding the update isn't rounded.
+    weight = 0.5 * jnp.round(params["w"] / 0.5) if transform == "rounded" else params["w"]
+    np.testing.assert_allclose(y, TIED[name](weight + update, X), rtol=1e-3, atol=1e-2)
+    if transform == "plain":
+        merged = merge_lora(f, params, adapters, X, spec)
+        np.testing.assert_allclose(merged["w"], params["w"] + update, rtol=1e-4, atol=1e-4)
+
+
+def test_uses_in_forms_without_common_factors_are_refused():
+    def flipped(params, x):
+        return jnp.tanh(x @ params["w"]) @ params["w"][::-1]
+
+    params = {"w": jax.random.normal(KEY, (6, 6))}
+    with pytest.raises(ValueError, match=r"beside 'w': both read w, in forms .* None"):
+        init_lora(KEY, flipped, params, X, {"*": LoRA(2)})
+    tied = lambda p, x: (x @ p["w"]) @ p["w"].T  # noqa: E731
+    spec = {"w": LoRA(2), "w#1": LoRA(2, alpha=4.0)}
+    adapters = spread(init_lora(KEY, tied, params, X, spec))
+    with pytest.raises(ValueError, match=r"another use of w multiply .* 2.0 and 8.0"):
+        merge_lora(tied, params, adapters, X, spec)
+
+
 @pytest.mark.slow
 def test_transposed_and_keyed_functions():
     def f(key, params, x):
@@ -257,6 +301,6 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(TypeError, match=r"takes \(params, adapters"):
         G(PARAMS)
     with pytest.raises(ValueError, match=r"Take moments\(lora"):
-        lora(jaxeff.moments(F), SPEC)(
+        lora(jaxeff.moments(F, method="diagonal"), SPEC)(
             jax.tree.map(lambda w: jaxeff.Gaussian(w, w**2), PARAMS), ADAPTERS, X
         )

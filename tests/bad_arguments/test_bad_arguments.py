@@ -20,16 +20,18 @@ import numpy as np
 import pytest
 
 import jaxeff
-from tests.bad_arguments import bad, exceptions, faces, valid
+from tests.bad_arguments import exceptions, faces, tried
 
 FUNCTIONS = faces.public("functions")
-TRIED = {name: f for name, f in FUNCTIONS.items() if name not in valid.LEFT_OUT}
+TRIED = {name: f for name, f in FUNCTIONS.items() if name not in tried.LEFT_OUT}
 LIBRARY = tuple(str(Path(package.__file__).parent) for package in (jaxeff, jaxeff_export))
 REFUSALS = (TypeError, ValueError)
 
 
 def mistakes(name: str, function: Any) -> list[str]:
     """What is taken, or refused by an error that says too little, one line each."""
+    from tests.bad_arguments import bad, valid  # their arrays take seconds, at collection too
+
     values = valid.call_of(name, function)
     found = []
     star = faces.several(function)
@@ -81,7 +83,9 @@ def test_bad_arguments_are_refused_and_named(name, tmp_path, monkeypatch):
 
 
 def test_every_public_function_is_tried_or_left_out_for_a_reason():
-    assert FUNCTIONS.keys() >= valid.LEFT_OUT.keys(), "left out, but not public"
+    from tests.bad_arguments import bad, valid
+
+    assert FUNCTIONS.keys() >= tried.LEFT_OUT.keys(), "left out, but not public"
     assert FUNCTIONS.keys() >= valid.OWN.keys(), "values of functions that aren't public"
     unknown = {
         f"{name}({parameter})": valid.call_of(name, f)[parameter]
@@ -93,6 +97,8 @@ def test_every_public_function_is_tried_or_left_out_for_a_reason():
 
 
 def test_what_is_found_is_found():
+    from tests.bad_arguments import valid
+
     def counts(samples: int = 3, key: Any = valid.KEY) -> float:
         return 1.0 / samples
 

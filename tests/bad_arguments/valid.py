@@ -1,7 +1,7 @@
 """What public functions are called with: a valid value for each parameter, by name.
 
 `COMMON` holds for parameters of that name anywhere, `OWN` for those of one function. A new function
-whose parameters have other names gets a line here, or in `LEFT_OUT` with the reason.
+whose parameters have other names gets a line here, or in `tried.LEFT_OUT` with the reason.
 
 Arguments are checked before anything is done with them, so an object that is costly to make (a
 chip's characterization, a bundle) may be an `empty` one: of its class, with nothing in it.
@@ -50,7 +50,14 @@ from jaxeff.robustness import NoiseSensitivity
 from jaxeff.search import Candidate, Candidates, Refinement, SearchSpace
 from jaxeff.search import CompressionSensitivity as Known
 from jaxeff.training import TrainState, cross_entropy
-from jaxeff.uncertainty import LAC, ConformalCalibration, DenseHead, Temperature
+from jaxeff.uncertainty import (
+    LAC,
+    ConformalCalibration,
+    DenseHead,
+    ExitDecision,
+    Monitoring,
+    Temperature,
+)
 from tests.bad_arguments import faces
 
 
@@ -161,6 +168,7 @@ SPECS: dict[str, Any] = {
 """What `spec` is: of a function, or of all functions of a room."""
 
 OWN: dict[str, dict[str, Any]] = {
+    "jaxeff.adapters.learner": {"what": "head", "loss": lambda logits, y: logits.max(-1)},
     "jaxeff.adapters.untied": {"site": "fc1"},
     "jaxeff.adapters.merge_lora": {"adapters": {
         "fc1/kernel": {"a": jnp.ones((1, 3, 2)), "b": jnp.ones((1, 2, 4))}
@@ -326,10 +334,15 @@ OWN: dict[str, dict[str, Any]] = {
                                         "method": LAC(), "groups": Y, "group_count": 2},
     "jaxeff.uncertainty.conformal": {"calibration": GROUPED, "group": lambda x: Y},
     "jaxeff.uncertainty.online_conformal": {"calibration": SETS, "coverage": 0.9},
+    "jaxeff.uncertainty.exchangeability": {"scores": SCORES},
+    "jaxeff.uncertainty.monitor": {"calibration": SETS, "score": lambda outputs: outputs.max(-1),
+                                   "spec": Monitoring()},
+    "jaxeff.uncertainty.extra_error": {"region": ExitDecision(X, Y, X), "targets": Y},
+    "jaxeff.uncertainty.false_negative_rate": {"region": PROBS > 0, "targets": PROBS > 0},
     "jaxeff.uncertainty.covered": {"calibration": SETS, "region": PROBS > 0, "targets": Y},
     "jaxeff.uncertainty.coverage_threshold": {"coverage": 0.5},
     "jaxeff.uncertainty.selective": {"score": lambda outputs: outputs.max(-1), "threshold": 0.5},
-    **{f"jaxeff.uncertainty.{name}": {"logits": PROBS}
+    **{f"jaxeff.uncertainty.{name}": {"logits": X}
        for name in ("energy", "generalized_entropy", "max_logit", "msp")},
     **{f"jaxeff.uncertainty.{name}": {"features": X, "head": HEAD}
        for name in ("ash", "dice", "react")},
@@ -376,64 +389,6 @@ OWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """What parameters of one function are, where they differ from `COMMON`."""
 
-LEFT_OUT: dict[str, str] = {
-    "jaxeff.contrib.generate": "takes a decoder: function, parameters, cache and tokens",
-    "jaxeff.store.describe_arrays": "for writers of stores",
-    "jaxeff.store.describe_computation": "for writers of stores",
-    "jaxeff.store.run_identity": "for writers of stores",
-    "jaxeff.store.add_line": "takes any value",
-    "jaxeff.store.save_pytree": "takes any pytree",
-    "jaxeff.program.at_sites": "for authors of transforms",
-    "jaxeff.program.evaluate": "for authors of transforms",
-    "jaxeff.program.interpret": "for authors of transforms",
-    "jaxeff.program.interpret_sites": "for authors of transforms",
-    "jaxeff.program.run_layers": "for authors of transforms",
-    "jaxeff.program.expression_of": "for authors of transforms",
-    "jaxeff.program.expression": "for authors of transforms",
-    "jaxeff.program.once_for_equal": "for authors of transforms",
-    "jaxeff.program.plain_rule": "for authors of transforms",
-    "jaxeff.program.resolve": "for authors of transforms",
-    "jaxeff.program.site_key": "for authors of transforms",
-    "jaxeff.program.site_numbers": "for authors of transforms",
-    "jaxeff.moment_propagation.is_gaussian": "answers for any value",
-    "jaxeff.moment_propagation.is_joint_gaussian": "answers for any value",
-    "jaxeff.store.atomic_folder": "for writers of stores",
-    "jaxeff.store.require_absent": "for writers of stores",
-    "jaxeff.store.require_same_run": "for writers of stores",
-    "jaxeff_export.import_stablehlo": "takes a file or module, which its reader checks",
-    "jaxeff_export.from_onnx": "takes a file or model, which its reader checks",
-    "jaxeff_export.compile_module": "takes a module of TVM, which checks it",
-    "jaxeff.noise.perturbs_layer": "for the library's own packages",
-    "jaxeff.noise.perturbed_inputs": "for the library's own packages",
-    "jaxeff.program.check_open": "for the library's own packages",
-    "jaxeff.program.check_settings": "for the library's own packages",
-    "jaxeff.program.closed": "for the library's own packages",
-    "jaxeff.program.deciding_patterns": "for the library's own packages",
-    "jaxeff.program.matching": "for the library's own packages",
-    "jaxeff.program.read_out": "for the library's own packages",
-    "jaxeff.program.read_out_by": "for the library's own packages",
-    "jaxeff.program.select": "for the library's own packages",
-    "jaxeff.pruning.axis_size": "for the library's own packages",
-    "jaxeff.store.open_regular": "for the library's own packages",
-    "jaxeff.training.normalized_call": "for the library's own packages",
-    "jaxeff.training.count_examples": "for the library's own packages",
-    "jaxeff.training.describe_training": "for the library's own packages",
-    "jaxeff.training.divergences": "for the library's own packages",
-    "jaxeff.training.epoch_function": "for the library's own packages",
-    "jaxeff.training.label_loss": "for the library's own packages",
-    "jaxeff.training.valid_labels": "for the library's own packages",
-    "jaxeff.training.map_changes": "for the library's own packages",
-    "jaxeff.training.converge_batch_stats": "for the library's own packages",
-    "jaxeff.training.spread_replicates": "for the library's own packages",
-    "jaxeff.training.start_function": "for the library's own packages",
-    "jaxeff.uncertainty.draw_plane": "for the library's own packages",
-    "jaxeff.uncertainty.draw_reliability": "for the library's own packages",
-    "jaxeff.uncertainty.draw_risk_coverage": "for the library's own packages",
-    "jaxeff.uncertainty.draw_regression": "for the library's own packages",
-    "jaxeff_export.boards.run_on_threads": "for the library's own packages",
-}
-"""Public functions that aren't tried, and why."""
-
 ANYTHING: dict[str, str] = {
     "regimes": "stretches of an axis, which check themselves",
     "state": "a model's state, any pytree or None",
@@ -471,6 +426,6 @@ def call_of(name: str, function: Any) -> dict[str, Any]:
     if unknown:
         raise KeyError(
             f"{name} is public, but nothing is known for {sorted(unknown)}: give a valid value in "
-            "COMMON or OWN, or a reason in LEFT_OUT"
+            "COMMON or OWN, or a reason in tried.LEFT_OUT"
         )
     return values

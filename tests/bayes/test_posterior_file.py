@@ -114,3 +114,18 @@ def test_a_calibrated_posterior_keeps_its_factors_and_their_errors(tmp_path):
     assert loaded.unseen == (0.07, 0.01)
     chex.assert_trees_all_equal(loaded.posterior, posterior)
     chex.assert_trees_all_equal(dict(loaded.factors), factors)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"posterior": kind, **more}
+        for kind in ("draws", "gaussians", "calibrated", "joint")
+        for more in ({}, {"random": 3}, {"guide": [], "sites": 1}, {"random": ["none"]})
+    ],
+)
+def test_forged_files_are_refused_by_name(tmp_path, metadata):
+    path = tmp_path / "forged.safetensors"
+    save_pytree(path, {"w": jnp.ones(3)}, metadata)
+    with pytest.raises(CheckpointError, match=r"forged\.safetensors"):
+        load_posterior(path, PARAMS)

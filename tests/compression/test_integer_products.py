@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
+from numpy.lib.stride_tricks import sliding_window_view
 
 import jaxeff
 from jaxeff.compression import Int, calibrate, fold_batch_norm, integer, quantized
+from jaxeff.compression.integers import q_conv2d
 from jaxeff.core import functional
 from jaxeff.nn.layers import Block
 
@@ -169,3 +171,42 @@ def test_means_hold_peaks(product):
         return y.mean(tuple(range(1, y.ndim - 1))) @ p["head"]
 
     check(f, {"w": normal(8, 6), "head": normal(6, 3)}, x, False)
+
+
+CODES = {
+    # Sums of more than 2^24, which float32 doesn't have: channels are added in parts.
+    "many channels": ((1, 5, 5, 960), (1, 1, 960, 3), 1),
+    "windows of many channels": ((1, 5, 5, 130), (3, 3, 130, 3), 1),
+    "a window for each channel": ((1, 5, 5, 8), (3, 3, 1, 8), 8),
+    # More than 514 products of a group, whose channels can't be parted: whole numbers.
+    "groups of many channels": ((1, 3, 3, 1200), (1, 1, 600, 4), 2),
+}
+
+
+@pytest.mark.parametrize("extreme", [False, True])
+@pytest.mark.parametrize("case", CODES)
+def test_convolutions_of_codes_are_exact_where_they_are_computed_in_floats(case, extreme):
+    shape, kernel, groups = CODES[case]
+    rng = np.random.default_rng(0)
+    x = rng.integers(255 if extreme else 0, 256, shape).astype(np.uint8)
+    w = rng.integers(-127, -126 if extreme else 128, kernel).astype(np.int8)
+    settings = {
+        "strides": (1, 1), "dilation": (1, 1), "groups": groups, "input_zero": 0,
+        "result": "sums", "zero": 0, "lower": 0, "upper": 255, "shortcut": "none",
+        "shortcut_zero": 0, "weight_bits": 8, "activation_bits": 8,
+    }  # fmt: skip
+    bias = np.zeros(kernel[-1], np.int32)
+    g = jax.jit(lambda *operands: q_conv2d(*operands, padding=(0,) * 4, **settings))
+    compiled = g.lower(x, w, bias).compile()
+    windows = sliding_window_view(x.astype(np.int64), kernel[:2], (1, 2))
+    depth, features = kernel[2], kernel[3] // groups
+    expected = [
+        np.einsum(
+            "bijcuv,uvcf->bijf",
+            windows[..., i * depth : (i + 1) * depth, :, :],
+            w[..., i * features : (i + 1) * features].astype(np.int64),
+        )
+        for i in range(groups)
+    ]
+    np.testing.assert_array_equal(compiled(x, w, bias), np.concatenate(expected, -1))
+    assert ("f32" in compiled.as_text()) == (case != "groups of many channels")

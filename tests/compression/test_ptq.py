@@ -35,6 +35,30 @@ def test_batches_and_a_spec(net):
         ptq(f, params, [])
 
 
+def autoencoder(params, x):
+    """Draws its code with a key of its own, as a variational autoencoder's forward pass does."""
+    mean = jax.nn.relu(x @ params["encoder"]) @ params["mean"]
+    return (mean + 0.1 * jax.random.normal(jax.random.key(0), mean.shape)) @ params["decoder"]
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+def test_a_function_that_makes_a_random_key(implementation):
+    def f(params, x):
+        with jax.default_prng_impl(implementation):
+            return autoencoder(params, x)
+
+    a, b, c, data = jax.random.split(jax.random.key(1), 4)
+    params = {
+        "encoder": jax.random.normal(a, (8, 16)) / 3,
+        "mean": jax.random.normal(b, (16, 3)) / 4,
+        "decoder": jax.random.normal(c, (3, 8)),
+    }
+    x = jax.random.normal(data, (16, 8))
+    g, codes, _ = ptq(f, params, x)
+    assert {name.partition("/")[0] for name in codes.arrays} == {"encoder", "mean", "decoder"}
+    np.testing.assert_allclose(g(codes, x), f(params, x), atol=0.05)
+
+
 def pair(params, inputs):
     """A function of one argument that holds two arrays, as a model of Keras has it."""
     a, b = inputs.values() if isinstance(inputs, dict) else inputs

@@ -1,3 +1,5 @@
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,19 @@ def test_archive(archive):
     np.testing.assert_array_equal(loaded.train_labels, np.arange(10))
     assert not loaded.train_images.any()
     assert loaded.train_images.shape == (10, 32, 32, 3)
+
+
+def test_an_archive_may_be_packed_by_lzma(archive, tmp_path):
+    """As the one that users fetch is."""
+    (tmp_path / "cifar-10").mkdir()
+    deflated, packed = (
+        root / "cifar-10" / formats.CIFAR_ARCHIVE for root in (archive[0], tmp_path)
+    )
+    with zipfile.ZipFile(deflated) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_LZMA) as to:
+        for name in source.namelist():
+            to.writestr(name, source.read(name))
+    loaded = data.load("cifar-10", tmp_path)
+    np.testing.assert_array_equal(loaded.test_images[0], archive[1])
 
 
 def test_archive_cut_short(archive, tmp_path):

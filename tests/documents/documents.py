@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,12 +35,15 @@ def modules() -> list[Path]:
     return tracked(*(f"{package}/*.py" for package in PACKAGES))
 
 
-def texts() -> Iterator[Text]:
-    """All of it, docstrings without their indentation."""
+def texts(word: str = "") -> Iterator[Text]:
+    """All of it, docstrings without their indentation; files without a word are not parsed."""
     for path in markdown_files():
         yield Text(str(path.relative_to(ROOT)), path.read_text())
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        source = path.read_text()
+        if not re.search(word, source):
+            continue
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 docstring = ast.get_docstring(node)
                 if docstring:

@@ -1,6 +1,7 @@
 """What the site is built of. The build itself, warnings as errors, is `.ci/run`'s."""
 
 import ast
+import hashlib
 import importlib
 import inspect
 import pkgutil
@@ -12,6 +13,7 @@ import griffe
 import pytest
 import yaml
 from documents import ROOT, markdown_files, modules
+from PIL import Image
 
 import jaxeff
 from tests.bad_arguments import faces
@@ -50,6 +52,24 @@ def test_a_page_is_in_the_navigation_once():
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "guides").glob("*.md")), ids=lambda path: path.stem)
+def test_a_guide_is_read_in_a_few_minutes(path):
+    """What is more than 900 words has more than one idea: the rest goes to concepts."""
+    assert len(path.read_text().split()) <= 900
+
+
+def drawn_by(picture):
+    """The hash of the script that drew a picture, as the picture says."""
+    return Image.open(picture).text.get("Source")
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "figures").glob("*.png")), ids=lambda p: p.stem)
+def test_a_figure_is_of_the_script_that_stands_beside_it(picture):
+    script = picture.with_name(picture.stem.partition("_")[0] + ".py")
+    wanted = hashlib.sha256(script.read_bytes()).hexdigest()
+    assert drawn_by(picture) == wanted, f"`python docs/figures/{script.name}` draws it again"
 
 
 def examples(name, function):

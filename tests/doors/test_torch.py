@@ -289,7 +289,7 @@ def test_what_is_no_module_or_no_parameters_says_what_to_give(net, x):
         jaxeff.functional("net.pt")
     with pytest.raises(ValueError, match=r"model.load_state_dict\(...\)"):
         f(weights, x)
-    with pytest.warns(FutureWarning):
+    with pytest.warns((FutureWarning, DeprecationWarning)):
         scripted = torch.jit.script(torch.nn.Sequential(torch.nn.ReLU()))
     with pytest.raises(TypeError, match="no Python code"):
         jaxeff.functional(scripted)
@@ -310,10 +310,11 @@ def test_tensors_and_images_of_another_layout_are_refused_with_the_way_out(net, 
     assert "x.transpose(0, 3, 1, 2)" in "".join(error.value.__notes__)
     dataset = torch.utils.data.TensorDataset(torch.tensor(x))
     for batches in (torch.tensor(x), torch.utils.data.DataLoader(dataset, batch_size=2)):
-        with pytest.raises(TypeError, match=r"give arrays, x.numpy\(\)"):
+        with pytest.raises(TypeError, match=r"give an array, x.numpy\(\)"):
             jaxeff.compression.ptq(f, params, batches)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # PyTorch's own compiler
 @pytest.mark.parametrize("wrap", [torch.nn.DataParallel, torch.compile])
 def test_what_runs_a_module_elsewhere_is_taken_off(net, x, wrap, monkeypatch):
     # As before torchax registers JAX as a device, which this one would move the module to.
@@ -513,3 +514,38 @@ def test_a_batch_norm_multiplies_each_entry_once(net, x):
     np.testing.assert_allclose(
         jaxeff.functional(plain)[0]({}, image), computed(plain, image), atol=1e-6
     )
+
+
+STEPS = ((None, 0), (1, 1), (2, 1), (4, 1))
+WINDOWS = {
+    "AvgPool": [
+        {"stride": s, "padding": p, "ceil_mode": c, "count_include_pad": i}
+        for s, p in STEPS for c, i in ((True, True), (True, False), (False, True))
+    ],
+    "MaxPool": [
+        {"stride": s, "padding": p, "dilation": d, "ceil_mode": True}
+        for s, p in STEPS for d in (1, 2)
+    ],
+    "LPPool": [{"norm_type": 2.0, "stride": s, "ceil_mode": True} for s in (None, 1)],
+    "AdaptiveAvgPool": [{}],
+}  # fmt: skip
+
+
+@pytest.mark.seconds(20)
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # of torchax's indices
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_are_pytorchs(name, axes):
+    """Of images whose axes end inside a window, beside one another."""
+    x = np.random.default_rng(0).normal(size=(2, 3, *(7, 3, 5)[:axes])).astype("float32")
+    divided = [{"divisor_override": 4, "ceil_mode": True}] if name == "AvgPool" and axes > 1 else []
+    failures = []
+    for i, settings in enumerate([*WINDOWS[name], *divided]):
+        size = 2 if i % 2 == 0 or axes != 2 else (3, 2)
+        pool = getattr(torch.nn, f"{name}{axes}d")
+        pool = pool(size, **settings) if name[0] != "L" else pool(kernel_size=size, **settings)
+        image = x if i % 3 else x[0]  # without a batch
+        y, expected = jaxeff.functional(pool)[0]({}, image), computed(pool, image)
+        if y.shape != expected.shape or not np.allclose(y, expected, atol=1e-5):
+            failures.append((size, settings, image.shape))
+    assert not failures

@@ -1,5 +1,6 @@
 """`ensemble`: members are the networks alone, what is shared is computed once, and it composes."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ from flax import nnx
 import jaxeff
 from jaxeff.compression import LSQ, Int
 from jaxeff.compression import init as started
-from jaxeff.ensembles import Members
+from jaxeff.ensembles import Members, member_loss
 from jaxeff.nn import MLP, LeNet5
 from jaxeff.noise import Additive
 from jaxeff.program import SpecError
@@ -105,6 +106,38 @@ def test_sites_are_those_of_the_network():
         assert list(jaxeff.sites(g, params, X)) == list(jaxeff.sites(F, PARAMS, X))
 
 
+def _small_convolution(params, x):
+    for kernel in (params["first"], params["second"]):
+        x = jax.nn.relu(
+            jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+        )
+    return x.mean((1, 2)) @ params["fc"]
+
+
+def test_convolutions_of_members_are_not_grouped_in_training():
+    kernel = jnp.linspace(-1, 1, 36).reshape(3, 3, 2, 2)
+    one = {"first": kernel, "second": kernel, "fc": jnp.ones((2, 4))}
+    data = jax.random.normal(KEY, (5, 4, 4, 2)), jnp.arange(5) % 4
+    g, params = jaxeff.ensemble(KEY, _small_convolution, one, {"*": Members(3)})
+
+    def gradient(loss):
+        return jax.jit(jax.grad(lambda params: loss(KEY, params, None, data, 0)[0]))
+
+    apart, together = member_loss(g), member_loss(lambda p, x: g(p, x), members=3)
+    groups = "feature_group_count=3", "batch_group_count=3"
+    assert not any(group in str(jax.make_jaxpr(gradient(apart))(params)) for group in groups)
+    assert any(group in str(jax.make_jaxpr(gradient(together))(params)) for group in groups)
+    expected = gradient(together)(params)
+    chex.assert_trees_all_close(gradient(apart)(params), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_dense_members_are_trained_together():
+    g, params = jaxeff.ensemble(KEY, F, PARAMS, {"*": Members(4)})
+    assert str(jax.make_jaxpr(g.apart)(params, X)) == str(jax.make_jaxpr(g)(params, X))
+
+
 def test_noise_around_an_ensemble_is_drawn_for_each_member():
     g, params = jaxeff.ensemble(KEY, F, PARAMS, {"fc3": Members(4, spread=0.0)})
     out = jax.jit(jaxeff.noisy(g, {"fc3": Additive(0.3)}))(KEY, params, X)
@@ -149,8 +182,8 @@ def test_learnt_settings_have_members_like_parameters(own):
 def test_moments_of_an_ensemble_are_those_of_its_members():
     g, params = jaxeff.ensemble(KEY, F, PARAMS, {"fc3": Members(4)})
     posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 + 0.01 * w**2), params)
-    together = jax.jit(jaxeff.moments(g))(posterior, X)
-    alone = jax.jit(jaxeff.moments(F))
+    together = jax.jit(jaxeff.moments(g, method="diagonal"))(posterior, X)
+    alone = jax.jit(jaxeff.moments(F, method="diagonal"))
     for i in range(4):
         out = alone(g.member(posterior, i), X)
         np.testing.assert_allclose(together.mean[i], out.mean, atol=1e-6)

@@ -1,4 +1,4 @@
-"""One network holds every activation function, and rankings are the source's."""
+"""One network holds every activation function, and rankings are the thesis'."""
 
 import dataclasses
 
@@ -124,3 +124,18 @@ def test_a_start_without_training_is_a_draw_of_the_prior():
     kernel = starts[0]["fc2"]["kernel"]
     assert float(kernel.std()) == pytest.approx(network.PRIOR, rel=0.05)
     assert float(((trained - jnp.sin(3 * x[:, 0])) ** 2).mean()) < 0.05
+
+
+def test_figures_of_several_data_sets_are_their_means():
+    rows = [
+        {"table": "moons-nuts", "activation": "Sine", "auroc": auroc, "accuracy": 0.9,
+         "rhat_max": rhat, "converged": rhat < 1.05}
+        for auroc, rhat in ((0.9, 1.01), (0.8, 1.3))
+    ]  # fmt: skip
+    (row,) = findings.over_sets(rows)
+    assert row["auroc"] == pytest.approx(0.85)
+    assert not row["converged"]
+    assert findings.over_sets(rows[:1]) == rows[:1]
+    several = dataclasses.replace(STUDY.sizes["fast"], moons_sets=3, task="moons")
+    assert len(several.plan()) == 3 * len(dataclasses.replace(several, moons_sets=1).plan())
+    assert len({str(trial) for trial in several.plan()}) == len(several.plan())

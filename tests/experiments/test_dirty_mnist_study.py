@@ -51,16 +51,16 @@ def test_a_kill_costs_one_posterior(monkeypatch, tmp_path):
         calls.append(name)
         yield {"of": "training", "network": name, **can.extra["trainings"][name]}
         for row in can.rows:
-            if row["method"].split()[0] == name and row["method"] != study.CHAINS:
+            if row["method"].split()[0] == name and not row["method"].endswith(study.CHAINS):
                 yield {"of": "method", **row, "curves": {"clean/aleatoric": [0.5, 1.0]}}
         for kind in ("sweep", "draws"):
             of = (row for row in can.extra[kind] if row["network"] == name)
             yield from ({"of": kind, **row} for row in of)
 
     monkeypatch.setattr(study, "_posterior", posterior)
-    monkeypatch.setattr(study, "_chains", lambda run: [
+    monkeypatch.setattr(study, "_chains", lambda run, name: [
         {"of": "chains", **can.extra["chains"]},
-        *({"of": "method", **row} for row in can.rows if row["method"] == study.CHAINS),
+        *({"of": "method", **row} for row in can.rows if row["method"] == f"{name} {study.CHAINS}"),
     ])  # fmt: skip
     quiet = dataclasses.replace(STUDY, plots=())
     arguments = ["--fast", "--results", str(tmp_path)]
@@ -169,7 +169,7 @@ def test_the_subset_is_half_ambiguous_and_repeats_nothing(sets):
 def test_the_coordinates_of_the_chains_are_those_of_the_network(sets, model):
     f, posterior = model
     params = jax.tree.map(lambda g: g.mean, posterior, is_leaf=lambda x: isinstance(x, Gaussian))
-    units = training.prior_units(SETTINGS, params)
+    units = training.prior_units("fan_in", params)
     assert units["fc1"]["kernel"] == pytest.approx(prior_scales("fan_in", params)["fc1/kernel"])
     assert units["fc2"]["bias"] == 1
     images = sets.test["clean"]
@@ -200,4 +200,4 @@ def test_checks_fail_where_they_should(sets, logits):
     passed = [check["name"] for check in report.checks if check["passed"]]
     assert all("within" in name for name in passed)  # the same figures throughout: no gap
     assert len(passed) == 6
-    assert len(report.checks) == 20
+    assert len(report.checks) == 21

@@ -9,7 +9,7 @@ import pytest
 
 import jaxeff
 from experiments.beyond import trials
-from experiments.beyond.fuzz import cells, worker
+from experiments.beyond.fuzz import cells, edges, worker
 from experiments.beyond.fuzz.drawing import Block, Draw
 from experiments.beyond.fuzz.grammar import RULES, Network, network
 from experiments.beyond.trials import Cell
@@ -107,3 +107,47 @@ def test_a_worker_says_what_became_of_each_task(monkeypatch, capsys):
         ("4:fine", "right"), ("4:broken", "crash"), ("6:fine", "right"),
     ]  # fmt: skip
     assert [cell["number"] for cell in told] == [network(4, 5).batch, None, network(6, 5).batch]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_edges_are_of_their_dtype(seed):
+    of = edges.edged(seed)
+    assert of.words == edges.edged(seed).words
+    ends = np.finfo(of.x.dtype) if of.x.dtype.kind == "f" else np.iinfo(of.x.dtype)
+    assert {ends.min, ends.max} <= set(of.x.ravel().tolist())
+    results = np.asarray(jax.jit(of.f)({}, of.x))
+    assert edges._same(of, results, "XLA").status == "right"
+    off = results.copy()
+    off.flat[0] = 1 - np.nan_to_num(off.flat[0]) if results.dtype != bool else ~off.flat[0]
+    assert edges._same(of, off, "XLA").status == "wrong"
+    assert edges._same(of, results[:1], "XLA").status == "wrong" or len(results) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # torchax's own of a resize
+@pytest.mark.parametrize("seed", range(4))
+def test_a_module_of_torch_is_drawn_again_and_held(seed, monkeypatch):
+    pytest.importorskip("torchax")
+    from experiments.beyond.fuzz import modules
+
+    words, _, x = modules.module(seed)
+    again, _, same = modules.module(seed)
+    assert words == again
+    np.testing.assert_array_equal(x, same)
+    assert modules.torch_module(seed).status == "right"
+    real = jaxeff.functional
+
+    def off(net):
+        f, params = real(net)
+        return lambda p, x: f(p, x) + 0.01 * (len(x) > 2), params
+
+    monkeypatch.setattr(jaxeff, "functional", off)
+    assert modules.torch_module(seed).status == "wrong"
+
+
+@pytest.mark.slow
+def test_source_in_c_is_held_under_all_flags(monkeypatch):
+    net = network(4, 5)
+    assert cells.c_source(net).status == "right"
+    monkeypatch.setattr(cells, "FLAGS", ("-O1 --no-such-flag",))
+    assert trials.tried(cells.c_source, net).status == "crash"

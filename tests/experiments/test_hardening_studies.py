@@ -1,5 +1,6 @@
 """The hardening studies: what they train, and what they conclude from curves they are given."""
 
+import dataclasses
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -221,7 +222,7 @@ def test_quantization_is_compared_with_what_keeps_its_accuracy():
     assert [*held.values()] == [True, True, False]
 
 
-@pytest.mark.parametrize(("four", "passed"), [(0.3, True), (0.5, False)])
+@pytest.mark.parametrize(("four", "passed"), [(0.3, True), (0.5, True), (0.8, False)])
 def test_eight_bits_are_held_to_four(four, passed):
     rows = [row("none", falls_at(0.2))]
     rows += [
@@ -232,6 +233,18 @@ def test_eight_bits_are_held_to_four(four, passed):
     report = Report("hardening", "default", CONFIG, rows, {"tables": {"matched": []}})
     STUDY.judge(report)
     assert [c["passed"] for c in report.checks if c["name"].startswith("LeNet-5")] == [passed]
+
+
+def test_combined_training_has_every_scale_that_is_asked_for():
+    wanted = dataclasses.replace(STUDY.sizes["default"], combined_scales=(1.0, 3.0))
+    combined = [f for f in wanted.chosen() if f.noisy and f.scaling == "constant"]
+    levels = {(s.sigma, s.scale) for f in combined for s in f.settings}
+    assert levels == {(sigma, scale) for sigma, _ in levels for scale in (1.0, 3.0)}
+    rows = [
+        row("qat+noise", falls_at(0.5), scaling="constant", bits=4, sigma=LEVELS[i], scale=scale)
+        for i in (1, 2) for scale in (1.0, 3.0)
+    ]  # fmt: skip
+    assert [m["scale"] for m in findings.matched_curves(rows, LEVELS)] == [1.0, 3.0]
 
 
 def test_noise_acts_where_it_is_asked_to():

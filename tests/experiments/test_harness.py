@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import (
+    ADDED,
     SELECTS,
     SIZELESS,
     Found,
@@ -72,7 +73,7 @@ def read(path):
 def test_the_example_runs(coins, tmp_path, capsys):
     coins.main(["--results", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert "source spread" in printed
+    assert "spread, published" in printed
     assert printed.count(" ok ") == 3
     report = read(tmp_path / "coins.json")
     assert list(report)[:7] == [
@@ -84,7 +85,7 @@ def test_the_example_runs(coins, tmp_path, capsys):
         "tosses": [10, 100, 1000],
         "coins": 400,
     }
-    assert report["differences"] == ["The source tosses no coins."]
+    assert report["differences"] == ["The book tosses no coins."]
     assert all(check["passed"] for check in report["checks"])
     assert (tmp_path / "coins" / "spread.png").read_bytes().startswith(b"\x89PNG")
 
@@ -475,3 +476,18 @@ def test_a_label_of_two_meanings_has_a_legend_in_each_panel():
         assert axis.get_legend().get_window_extent().y1 <= axis.get_tightbbox().y1
         assert axis.get_legend().get_window_extent().y1 < axis.get_window_extent().y0
     plt.close(figure)
+
+
+def test_a_setting_that_came_later_leaves_kept_rows_where_they_are():
+    """With its default it identifies no run; with another value it does, and what selects never."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        count: int = 1
+        later: Annotated[int, ADDED] = 2
+        chosen: Annotated[tuple[str, ...], SELECTS] = ()
+
+    options = {option.name: option for option in command.find_options(Settings)}
+    default, other = Settings(), Settings(later=3, chosen=("a",))
+    assert [o.name for o in options.values() if o.identifies(default)] == ["count"]
+    assert [o.name for o in options.values() if o.identifies(other)] == ["count", "later"]

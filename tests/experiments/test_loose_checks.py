@@ -93,3 +93,37 @@ def test_methods_that_say_nothing_of_certainty_beside_one_network_fail():
     given += rows("SVI", 0.3, 0.85, "draws") + rows("SWAG", 0.25, 0.91, "draws")
     held = [*checks("beyond.certainty", given, {}).values()]
     assert held == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize(("shuffled", "held"), [(4.0, True), (2.0, False)])
+def test_order_is_judged_against_one_that_is_destroyed(shuffled, held):
+    """Times that are permuted alike still tell the order: they judge nothing."""
+    rows = [
+        {"kind": "order", "form": "synthetic", "device": device, "mse_time": 1.5,
+         "ratio_permuted": 1.0, "ratio_shuffled": 1.5 / shuffled, "ratio_none": 1.5 / shuffled}
+        for device in range(3)
+    ]  # fmt: skip
+    verdicts = checks("analog", rows, {"data": "d"})
+    judged = {name: ok for name, ok in verdicts.items() if name.startswith("MSE in the true")}
+    assert [*judged.values()] == [held, held]
+    assert not any("permuted" in name for name in judged)
+
+
+def test_always_warning_passes_no_check():
+    rows = [
+        {"network": f"net {i}", "noise": "3 %", "status": status}
+        for i, status in enumerate(["right"] * 2 + ["false alarm"] * 2 + ["told"])
+    ]
+    verdicts = checks("beyond.moment_gaps", rows, {})
+    (alarms,) = (passed for name, passed in verdicts.items() if "false alarms" in name)
+    assert alarms is False
+
+
+@pytest.mark.parametrize(("gap", "held"), [(-0.3, True), (0.01, True), (0.3, False)])
+def test_a_wide_spread_makes_nothing_as_good(gap, held):
+    from experiments.beyond.selective.recipe import no_worse
+
+    claim = no_worse("{data}: AURC", lambda report: report.rows, "aurc", 1)
+    report = Report("selective", "default", {}, [{"data": "d", "aurc": gap, "aurc tie": 1.0}])
+    claim(report)
+    assert [check["passed"] for check in report.checks] == [held]

@@ -69,7 +69,7 @@ def test_a_core_runs_what_is_counted():
     f, params, (x, _) = small_classifier(1)
     passes = {
         prices.ALONE: (f, params),
-        "diagonal": (moments(f, shared=False), spread(params, 0.1)),
+        "diagonal": (moments(f, method="diagonal"), spread(params, 0.1)),
     }
     (row,) = prices.on_core("net", passes, x)
     assert row["error"] < 1e-3
@@ -80,6 +80,6 @@ def test_a_core_runs_what_is_counted():
 @pytest.mark.slow
 def test_tvm_computes_what_is_timed():
     f, params, (x, _) = small_classifier(4)
-    meter, error = prices.METERS["TVM"](moments(f), spread(params, 0.1), x)
+    meter, error = prices.METERS["TVM"](moments(f, method="diagonal"), spread(params, 0.1), x)
     assert error < 1e-3
     assert meter(2) > 0

@@ -48,7 +48,9 @@ def test_judging():
     ]  # fmt: skip
     pools = [
         {"part": "pool", "engine": engine, "batch": 10, "pool": pool, "source_over_tree": 3.4,
-         "over_tree": 1.0 if pool == "tree" else 2.0, "error": 1e-3 if engine == "xla" else 0.0}
+         # Ten times the thesis' ratio says how slow the generic one is.
+         "over_tree": 1.0 if pool == "tree" else {"tvm": 34.0, "xla": 2.0}[engine],
+         "error": 1e-3 if engine == "xla" else 0.0}
         for engine in study.TOOLS for pool in ("tree", "generic")
     ]  # fmt: skip
     report = Report("operator_forms", "default", {}, dense + pools)
@@ -61,5 +63,5 @@ def test_judging():
           "for both" for form in study.FORMS),
         *(f"{engine}, batch 10, separate: variances take longer than raw moments"
           for engine in study.TOOLS),
-        "TVM, batch 10: the generic max pool over the tree",
+        "TVM, batch 10: the generic max pool over the tree, within a factor of 3 of the thesis'",
     ]  # fmt: skip

@@ -292,3 +292,9 @@ def test_the_tree_stays_at_one_commit_and_clean(tmp_path, monkeypatch):
     with pytest.raises(queue.Wrong, match="--commit or JAXEFF_COMMIT"):
         q.tree()
     assert queue.Queue([], tmp_path / "state", "abc").tree() == tmp_path / "r"
+
+
+def test_a_run_of_some_parts_is_not_one_of_all():
+    content = json.loads((queue.RUNS / "analog_order.json").read_text())
+    assert queue.asks_for(queue.Entry("analog_order", "analog", 1, ("--parts", "order")), content)
+    assert not queue.asks_for(queue.Entry("analog", "analog", 1), content)

@@ -145,7 +145,7 @@ def test_goes_on_after_a_cut(study, tmp_path, capsys):
 
 
 def test_the_reproduction_uses_nothing_beyond_it():
-    """Studies of what the source shows don't import those of `beyond`, which its README defines."""
+    """Studies of what the thesis shows don't import those of `beyond`, which its README defines."""
     folder = ROOT / "experiments"
     lines = [
         f"{path.relative_to(folder)}: {line.strip()}"

@@ -118,7 +118,7 @@ def table(guided, std=0.01, seeds=3):
     ("guided", "std", "seeds", "held"),
     [
         (0.78, 0.01, 3, [True, False]),
-        (0.73, 0.01, 3, [False, False]),  # less than half of the source's gain
+        (0.73, 0.01, 3, [False, False]),  # less than half of the thesis' gain
         (0.78, 0.08, 3, [False, False]),  # within the noise of the seeds
         (0.78, 0.0, 1, []),  # one seed has no error
     ],
@@ -159,7 +159,7 @@ def test_a_sweep_that_does_not_exist_is_named():
 
 
 def test_a_walk_brings_the_row_that_it_guides():
-    """Without its walk a row is not guided as the source's is; other sweeps of it aren't needed."""
+    """Without its walk a row is not guided as the thesis' is; other sweeps of it aren't needed."""
     settings = replace(SIZES["default"], only=("mlp-mnist-add-layers",))
     sweeps, rows = settings.chosen()
     assert [sweep.name for sweep in sweeps] == ["mlp-mnist-add-layers"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxeff_export import Artifact, ArtifactError, SignatureError, deploy, export
+from jaxeff_export import Artifact, ArtifactError, deploy, export
 from jaxeff_export.artifact import rebuild
 from jaxeff_export.artifact._signature import count_leaves, describe
 from small_network import inputs, mlp, parameters
@@ -70,13 +70,15 @@ def test_shapes_suffice(artifact):
 
 
 def test_what_is_no_array_is_named():
-    with pytest.raises(SignatureError, match=r"params\['name'\] is a str, not an array"):
+    with pytest.raises(
+        TypeError, match=r"args\[0\] must be a pytree of arrays, but name is 'relu'"
+    ):
         export(lambda params: params["x"], ({"x": 1.0, "name": "relu"},))
 
 
 def test_tensors_of_pytorch_are_named():
     torch = pytest.importorskip("torch")
-    with pytest.raises(SignatureError, match="x is a Tensor, not an array of JAX or NumPy"):
+    with pytest.raises(TypeError, match=r"args\[0\] .* it is Tensor .* give an array, x.numpy"):
         export(lambda x: x + 1, (torch.ones(2),))
 
 

@@ -24,7 +24,7 @@ from jaxeff_export.boards import (
     run_on_threads,
 )
 from jaxeff_export.boards import _sysroot as sysroot
-from jaxeff_export.boards._local import threads
+from jaxeff_export.runtime._threads import threads
 from small_network import inputs, mlp, parameters
 
 

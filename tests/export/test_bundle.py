@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
+import jaxeff_export
 import ml_dtypes
 import numpy as np
 import pytest
 from damaged import reseal
+from flax import nnx
 from jaxeff_export import (
     Bundle,
     BundleError,
@@ -28,7 +30,10 @@ from jaxeff_export.artifact import add_checksum, digest, verify_checksum
 from jaxeff_export.bundle.files import FILES, MANIFEST, pack_arrays
 from small_network import inputs, mlp, parameters
 
+import jaxeff
+from jaxeff import compression
 from jaxeff.moment_propagation import Gaussian
+from jaxeff.nn import MLP
 
 # Float32 sums of 16 products, reordered: the worst case is 16 roundings of the largest partial sum.
 ROUNDING = 16 * np.finfo(np.float32).eps
@@ -440,3 +445,83 @@ def test_a_failing_linker_leaves_nothing(monkeypatch, tmp_path):
     with pytest.raises(ToolchainError, match="could not link the library"):
         deploy(mlp, (parameters(), inputs()), path=tmp_path / "bundle")
     assert [entry.name for entry in tmp_path.iterdir()] == ["cc"]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """A network of codes and floats that its library takes in layouts of its own, and its data."""
+    rng = np.random.default_rng(0)
+    f, params = jaxeff.functional(MLP((12, 20, 10), rngs=nnx.Rngs(0)))
+    x = rng.normal(size=(2, 12)).astype(np.float32)
+    spec = compression.calibrate(f, params, [x], {"*:linear": compression.Int(8, 8)}).spec
+    g = compression.integer(f, spec)
+    w = jnp.asarray(rng.normal(size=(1, 1, 96, 24)), jnp.float32)
+    images = jnp.asarray(rng.normal(size=(1, 7, 7, 96)), jnp.float32)
+
+    def both(params, x, images):
+        y = jax.lax.conv_general_dilated(
+            images, params[1], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return g(params[0], x), y
+
+    weights = g.convert(params, x), w
+    path = tmp_path_factory.mktemp("bundles") / "packed"
+    return deploy(both, (weights, x, images), path=path), weights, (x, images)
+
+
+def test_a_packed_weight_is_stored_once_and_read_back_bit_for_bit(packed):
+    bundle, weights, _ = packed
+    assert not (bundle.folder / "unpacked.npz").exists()
+    assert bundle.manifest.placed
+    for one, other in zip(
+        Bundle.load(bundle.folder).unpacked, jax.tree.leaves(weights), strict=True
+    ):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_a_bundle_of_packed_weights_is_saved_and_deployed_again_with_equal_bits(packed, tmp_path):
+    bundle, _, data = packed
+    saved = Bundle.load(bundle.save(tmp_path / "saved").folder)
+    names = [spec.name for spec in saved.artifact.inputs]
+    leaves = [*saved.unpacked, *jax.tree.leaves(data)]
+    again = deploy_artifact(saved.artifact, dict(zip(names, leaves, strict=True)))
+    light = jaxeff_export.load(saved.folder)
+    for other in (saved, again, light):
+        for a, b in zip(bundle.run(*data), other.run(*data), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_bundle_of_an_older_version_has_its_weights_as_they_were_given(packed, tmp_path):
+    bundle, weights, data = packed
+    folder = bundle.save(tmp_path / "older").folder
+    names = {spec.name for spec in bundle.manifest.parameters}
+    bound = zip(bundle.artifact.inputs, jax.tree.leaves(weights), strict=False)
+    content = pack_arrays([np.asarray(leaf) for spec, leaf in bound if spec.name not in names])
+    files = {name: facts for name, facts in bundle.manifest.files.items() if name != "places.npz"}
+    files["unpacked.npz"] = {"size": len(content), "sha256": digest(content)}
+    reseal(folder, files=files, placed={})
+    (folder / "places.npz").unlink()
+    (folder / "unpacked.npz").write_bytes(content)
+    older = Bundle.load(folder)
+    for one, other in zip(older.unpacked, jax.tree.leaves(weights), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for a, b in zip(bundle.run(*data), older.run(*data), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda placed: {n: (99, *p[1:]) for n, p in placed.items()}, "names no derived array"),
+        (lambda placed: {n: (p[0], p[1] + 1, p[2]) for n, p in placed.items()}, "leaves a number"),
+        (lambda placed: {n: (0, *p[1:]) for n, p in placed.items()}, "places.npz is damaged"),
+        (lambda placed: {}, "whether there is places.npz"),
+    ],
+)
+def test_places_that_fit_no_array_are_refused(packed, tmp_path, change, message):
+    folder = packed[0].save(tmp_path / "copy").folder
+    reseal(folder, placed=change(packed[0].manifest.placed))
+    with pytest.raises(BundleError, match=message):
+        Bundle.load(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import shutil
 import subprocess
@@ -177,6 +178,81 @@ def test_products_and_sums_are_rounded_apart_under_any_standard(compiler, tmp_pa
     code = call("objdump", "-d", "net.o", folder=folder)
     assert "mulss" in code or "mulps" in code
     assert "vfm" not in code
+
+
+def edges(p, x):
+    """Exponentials, whose steps are exact only in their order, and NaN and infinity."""
+    return jax.nn.softmax(x * p, 1), jax.nn.sigmoid(x), jnp.round(x * 3), jnp.maximum(x, -jnp.inf)
+
+
+@pytest.fixture(scope="module")
+def at_edges(tmp_path_factory):
+    """Source of `edges` by processor, once each."""
+    x = np.array(jax.random.normal(jax.random.key(0), (16, 8)) * 4)
+    libraries = {}
+
+    def library(core):
+        if core not in libraries:
+            bundle = deploy(edges, (jnp.float32(2), x), target=core or "host")
+            folder = tmp_path_factory.mktemp("edges") / "net"
+            libraries[core] = bundle.export_c(folder, source=True)
+        return libraries[core]
+
+    return library, x
+
+
+FAST = [
+    "-O3 -ffast-math",
+    "-Ofast -std=gnu11",
+    "-O0 -ffast-math",
+    "-Os -funsafe-math-optimizations -freciprocal-math",
+    "-O3 -fassociative-math -fno-signed-zeros -fno-trapping-math",
+    "-O3 -ffinite-math-only -flto",
+    "-O2 -ffast-math -fsanitize=undefined -fsanitize-undefined-trap-on-error",
+    "-O2 -ffast-math -save-temps",
+]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "flags"),
+    [
+        *((compiler, flags) for flags in FAST for compiler in ("gcc", "clang")),
+        ("gcc", "-O2 -ffast-math -mfpmath=387 -std=gnu11"),
+        ("gcc", "-O2 -ffast-math -fsingle-precision-constant -D_FORTIFY_SOURCE=2"),
+        *((core, flags) for core in ("cortex-m4", "riscv32") for flags in FAST[:2]),
+    ],
+)
+def test_fast_math_changes_nothing(compiler, flags, at_edges):
+    """Exponentials were off by tenths, and NaN was lost: the flags are those of whole projects."""
+    make, x = at_edges
+    core = None if compiler in ("gcc", "clang") else compiler
+    if "387" in flags and platform.machine() != "x86_64":
+        pytest.skip("a unit of x86")
+    library = make(core)
+    require(library.build[0] if core else compiler)
+    build = (library.build[0] if core else compiler, *library.build[1:], *flags.split())
+    x = x.copy()
+    x[3, 2], x[5, 1], x[6] = np.nan, np.inf, -np.inf
+    results = ExampleProgram(dataclasses.replace(library, build=build), core).run([x])
+    for ours, theirs in zip(results, jax.jit(edges)(2.0, x), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_clang_refuses_fast_math_where_it_has_no_way_back(at_edges, tmp_path):
+    require("clang", "arm-none-eabi-gcc")
+    folder = at_edges[0](None).folder
+    command = "clang --target=thumbv7em-none-eabihf -mcpu=cortex-m4 -fshort-enums -Wall -Werror"
+    command += " -isystem /usr/lib/arm-none-eabi/include -O2 -c net.c -o"
+    for flags, refused in (
+        ("-ffast-math", True),
+        ("-ffinite-math-only", True),
+        ("-ffast-math -fno-fast-math -Wno-overriding-t-option", False),
+        ("-fassociative-math -fno-trapping-math", False),
+    ):
+        build = [*command.split(), tmp_path / "net.o", *flags.split()]
+        done = subprocess.run(build, cwd=folder, text=True, capture_output=True, check=False)
+        assert bool(done.returncode) == refused, (flags, done.stderr)
+        assert ("add -fno-fast-math" in done.stderr) == refused
 
 
 def test_what_source_has_no_form_for_is_refused(integer, tmp_path, monkeypatch):

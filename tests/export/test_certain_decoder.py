@@ -26,7 +26,7 @@ def of_a_random_head():
     posterior = laplace(
         jax.random.key(0), g, untied_params, (WORDS, WORDS), "embed#1", "diag", prior_precision=40.0
     )
-    moments = jaxeff.moments(g)
+    moments = jaxeff.moments(g, method="diagonal")
 
     def step(posterior, token, cache):
         logits, cache = moments(posterior, token, cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import jax
@@ -123,6 +124,17 @@ def test_an_example_that_differs_says_so(library, tmp_path):
     shutil.copytree(library.folder, tmp_path / "c")
     recorded = bytearray((tmp_path / "c/recorded.bin").read_bytes())
     recorded[-1] ^= 0x40  # the exponent of a result
+    (tmp_path / "c/recorded.bin").write_bytes(recorded)
+    call(*library.build, "-o", "example", folder=tmp_path / "c")
+    with pytest.raises(AssertionError, match="DIFFERENT"):
+        call("./example", folder=tmp_path / "c")
+
+
+@pytest.mark.slow
+def test_an_example_differs_where_only_the_record_is_not_a_number(library, tmp_path):
+    shutil.copytree(library.folder, tmp_path / "c")
+    recorded = bytearray((tmp_path / "c/recorded.bin").read_bytes())
+    recorded[-4:] = np.float32(np.nan).tobytes()
     (tmp_path / "c/recorded.bin").write_bytes(recorded)
     call(*library.build, "-o", "example", folder=tmp_path / "c")
     with pytest.raises(AssertionError, match="DIFFERENT"):
@@ -305,13 +317,80 @@ def test_names_in_c():
     assert identifier("ü") == "value"
 
 
+def clashing(x, X, errno, out_x, inputs, linux, out_, NULL, y1, xor):
+    """Names that differ by capitals alone, of C, of C++, of headers, and of the library's own."""
+    total = x + X[:3] + errno + out_x + inputs + linux + out_ + NULL + y1 + xor
+    return {"x": total, "X": total[:1], "out_x": total * 2, "workspace": total - 1, "not": total}
+
+
+@pytest.mark.slow
+def test_names_that_clash(tmp_path):
+    values = [np.full(4 if i == 1 else 3, 2.0**i, np.float32) for i in range(10)]
+    folder = tmp_path / "a folder"
+    for source in (False, True):
+        library = deploy(clashing, tuple(values), parameters=0).export_c(
+            folder / "net", source=source, style="arduino"
+        )
+        for ours, theirs in zip(
+            ExampleProgram(library, None).run(),
+            jax.tree.leaves(jax.jit(clashing)(*values)),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+        header = (library.folder / "net.h").read_text()
+        macros = re.findall(r"#define (\w+)", header)
+        assert sorted(macros) == sorted(set(macros))
+        assert "NET_X_SIZE 3 " in header
+        assert "NET_X_2_SIZE 4 " in header
+        user = '#include "net.h"\n#include "net.hpp"\nstatic net::Model model;\nint main() {'
+        user += "float a[3] = {0}, b[4] = {0}, c[1] = {0};\n"
+        numbers = ", ".join("b" if i == 1 else "a" for i in range(10))
+        user += f"return model.run({numbers}, c, a, a, a, a) != net::Status::ok; }}\n"
+        (tmp_path / "user.cpp").write_text("#include <cmath>\n#include <cstring>\n" + user)
+        flags = ("-std=gnu++17", *STRICT, "-I", library.folder)
+        for compiler in ("g++", "clang++"):
+            call(compiler, *flags, "-c", "user.cpp", "-o", "user.o", folder=tmp_path)
+        for standard in ("-std=c11", "-std=gnu11"):
+            for file in ("net.c", "main.c"):
+                call("gcc", standard, *STRICT, "-c", library.folder / file, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("main", r"a file of the library's own, main\.c; give one such as name='main_net'"),
+        ("Recorded", r"recorded\.c"),
+        ("startup", r"startup\.c"),
+        ("math", r"its math\.h would be included"),
+        ("index", "a name of C's library"),
+        ("int", "is no name in C; give one such as name='int_'"),
+        ("my net", "'my_net'"),
+        ("größe", "'gr_e'"),
+        ("3d", "'n_3d'"),
+        ("", "'value'"),
+        ("a" * 300, "has 300 letters.*at most 64"),
+    ],
+)
+def test_names_that_would_be_taken_for_something_else(deployed_mlp, tmp_path, name, message):
+    for more in ({}, {"source": True}):
+        with pytest.raises(CLibraryError, match=message):
+            deployed_mlp.export_c(tmp_path / "net", name=name, **more)
+    assert not (tmp_path / "net").exists()
+
+
+def test_a_folder_gives_the_name_where_it_can(deployed_mlp, tmp_path):
+    assert deployed_mlp.export_c(tmp_path / "my net (2)").name == "my_net_2"
+    with pytest.raises(CLibraryError, match=r"main\.c"):
+        deployed_mlp.export_c(tmp_path / "main")
+
+
 @pytest.mark.slow
 def test_moments_of_an_ensemble_are_the_same_bits(tmp_path):
     f, params = functional(MLP((6, 12, 3), rngs=nnx.Rngs(0)))
     x = jax.random.normal(jax.random.key(1), (4, 6))
     g, params = jaxeff.ensemble(jax.random.key(0), f, params, {"fc2": Members(3)})
     random = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
-    bundle = deploy(jaxeff.moments(g), (random, x), path=tmp_path / "b")
+    bundle = deploy(jaxeff.moments(g, method="diagonal"), (random, x), path=tmp_path / "b")
     program = ExampleProgram(bundle.export_c(tmp_path / "c"), None)
     with bundle.on("local") as runner:
         assert_same_bits(program.run(), runner.run_leaves(bundle.recorded[0].inputs))

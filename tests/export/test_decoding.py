@@ -31,7 +31,7 @@ def moments(codes, steps, bias, x):
     """Both moments' weights are decoded, the second by a value that it repeats."""
     std = codes.astype(jnp.float32) * (0.1 * steps)
     posterior = jaxeff.Gaussian(codes.astype(jnp.float32) * steps, std * std)
-    layer = jaxeff.moments(lambda p, x: jax.nn.relu(x @ p["w"] + p["b"]))
+    layer = jaxeff.moments(lambda p, x: jax.nn.relu(x @ p["w"] + p["b"]), method="diagonal")
     return layer({"w": posterior, "b": jaxeff.Gaussian(bias, bias * bias)}, x)
 
 

@@ -12,7 +12,7 @@ from damaged import reseal
 from jaxeff_export import Bundle
 from jaxeff_export.boards._sysroot import Sysroot
 from jaxeff_export.bundle.files import FILES, MANIFEST, PROGRAM
-from jaxeff_export.bundle.running import _device_runner as device_runner
+from jaxeff_export.runtime import _device_runner as device_runner
 from small_network import inputs
 
 # Neither JAX nor this library: what a device has.
@@ -114,6 +114,13 @@ def test_a_wrong_result_is_an_exit_status(folder, capsys, monkeypatch):
     monkeypatch.setattr(device_runner, "deviation", lambda ours, theirs: (2.0, 1.0))
     assert device_runner.main() == 1
     assert "DISAGREES with JAX, max abs error 2" in capsys.readouterr().out
+
+
+def test_nan_agrees_with_nan_alone():
+    nan, one = np.float32([np.nan, 1]), np.float32([1, 1])
+    assert device_runner.deviation(nan, nan)[0] == 0
+    assert np.isnan(device_runner.deviation(one, nan)[0])
+    assert not device_runner.deviation(nan, one)[0] <= 1
 
 
 def test_a_foreign_bundle_is_refused(folder, capsys, monkeypatch):

@@ -26,7 +26,7 @@ def test_an_ensemble_is_deployed(spec, tmp_path):
 def test_moments_of_an_ensemble_are_deployed(tmp_path):
     g, params = jaxeff.ensemble(jax.random.key(0), F, PARAMS, {"fc2": Members(3)})
     posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
-    moments = jaxeff.moments(g)
+    moments = jaxeff.moments(g, method="diagonal")
     bundle = deploy(moments, (posterior, X), path=tmp_path / "bundle")
     ours, theirs = bundle.run(X), moments(posterior, X)
     np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-5, atol=1e-6)

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 from jaxeff_export import Artifact, ArtifactError, Bundle, BundleError, deploy
 from jaxeff_export.artifact import TensorSpec, add_checksum, digest, verify_checksum
-from jaxeff_export.artifact import _artifact as archive
 from jaxeff_export.bundle.files import (
     ARTIFACT,
     DERIVED,
@@ -30,9 +29,10 @@ from jaxeff_export.bundle.files import (
     pack_arrays,
     unpack_arrays,
 )
-from jaxeff_export.bundle.running import _device_runner as device_runner
+from jaxeff_export.runtime import _device_runner as device_runner
 
 from jaxeff.moment_propagation import Gaussian
+from jaxeff.store import _archives as archives
 from tests.edited import DELETED, with_edit
 
 CHANGES = [
@@ -247,7 +247,7 @@ def test_arrays_are_inflated_to_what_the_manifest_promises_and_no_further(damage
 
 
 def test_a_promise_of_far_more_than_the_file_is_refused(damaged, monkeypatch):
-    monkeypatch.setattr(archive, "_ROOM", 1000)
+    monkeypatch.setattr(archives, "_ROOM", 1000)
     monkeypatch.setattr(device_runner, "ROOM", 1000)
     derived = {"name": "derived[0]", "shape": [len(ZEROS)], "dtype": "uint8"}
     content = zipped({"00000.npy": npy(np.zeros(len(ZEROS), np.uint8))})
@@ -259,7 +259,7 @@ def test_a_promise_of_far_more_than_the_file_is_refused(damaged, monkeypatch):
 def test_codes_that_compress_better_than_is_read_are_not_compressed(monkeypatch):
     codes = np.zeros(100_000, np.int8)
     assert len(pack_arrays([codes])) < 1000
-    monkeypatch.setattr(archive, "_ROOM", 1000)
+    monkeypatch.setattr(archives, "_ROOM", 1000)
     specs = [TensorSpec("codes", codes.shape, "int8")]
     np.testing.assert_array_equal(unpack_arrays(pack_arrays([codes]), specs)[0], codes)
 
@@ -285,7 +285,7 @@ def test_a_manifest_of_any_size_is_not_read(damaged):
 def test_artifacts_are_inflated_no_further_than_such_a_file_may_hold(original, monkeypatch):
     data = (original.folder / ARTIFACT).read_bytes()
     artifact = Artifact.from_bytes(data)
-    monkeypatch.setattr(archive, "_ROOM", 1000)
+    monkeypatch.setattr(archives, "_ROOM", 1000)
     large = dataclasses.replace(artifact, exported=ZEROS)
     assert Artifact.from_bytes(large.to_bytes()) == large  # stored, so that it is read
     with zipfile.ZipFile(io.BytesIO(data)) as members:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from importer_oracle import assert_agrees, export
+from importer_oracle import assert_agrees, export, run
 from jax import lax
 from jaxeff_export import deploy, import_stablehlo
 
@@ -167,6 +167,36 @@ def test_convolution(data, rank, dtype):
         return lax.conv_general_dilated(x, w, dimension_numbers=numbers, **options)
 
     assert_agrees(convolve, x, w)
+
+
+@pytest.mark.parametrize("padding", [(-2, 1), (-1, 2), (1, -2), (-2, -1)], ids=str)
+def test_a_convolution_that_crops(padding):
+    """Against NumPy: where one end is cropped and the other padded, XLA reads beyond the array."""
+    low, high = padding
+    x, w = _integers((2, 9, 9, 3), seed=1), _integers((3, 3, 3, 4), seed=2)
+
+    def convolve(x, w, ends=((low, high), (0, 0))):
+        return lax.conv_general_dilated(
+            x, w, (1, 1), ends, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    around = [(0, 0), (max(low, 0), max(high, 0)), (0, 0), (0, 0)]
+    padded = np.pad(np.asarray(x), around)
+    padded = padded[:, max(-low, 0) : padded.shape[1] - max(-high, 0)]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))
+    (ours,) = run(import_stablehlo(export(convolve, x, w)), x, w)
+    np.testing.assert_array_equal(ours, np.einsum("nhwcij,ijco->nhwo", windows, np.asarray(w)))
+
+    def gradients(x, w, cropped):
+        return jax.grad(lambda x, w: (cropped(x, w) ** 2).sum(), (0, 1))(x, w)
+
+    def apart(x, w):  # what XLA has right
+        edges = [(0, 0, 0), (low, high, 0), (0, 0, 0), (0, 0, 0)]
+        return convolve(lax.pad(x, jnp.zeros((), x.dtype), edges), w, ((0, 0), (0, 0)))
+
+    (*ours,) = run(import_stablehlo(export(lambda x, w: gradients(x, w, convolve), x, w)), x, w)
+    for got, wanted in zip(ours, gradients(x, w, apart), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
 
 
 @pytest.mark.slow

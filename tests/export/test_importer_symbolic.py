@@ -56,7 +56,7 @@ def _transformed(transform):
 
 def _moments(f, params):
     posterior = jax.tree.map(lambda w: Gaussian(w, jnp.full_like(w, 1e-3)), params)
-    return lambda x: moments(f)(posterior, x.reshape(x.shape[0], -1))
+    return lambda x: moments(f, method="diagonal")(posterior, x.reshape(x.shape[0], -1))
 
 
 def _noisy(f, params):

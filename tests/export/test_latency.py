@@ -66,7 +66,7 @@ PREDICTORS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PREDICTORS)
 def test_every_predictor_is_a_latency_of_a_search(name):
-    """A number above zero, and less for a quarter of the channels; a search asks nothing else."""
+    """A number above zero, and less for a quarter of the channels where no clock says it."""
     if name.startswith("modelled"):
         require("llvm-mca", *(() if "cycles" in name else ("arm-none-eabi-gcc", "qemu-system-arm")))
     latency = PREDICTORS[name]()
@@ -74,8 +74,10 @@ def test_every_predictor_is_a_latency_of_a_search(name):
     pruned = Candidate(quarter, SPACE, CANDIDATES.smaller)
     most, least = latency(candidate(0.0)), latency(pruned)
     assert type(most) is type(least) is float
-    assert 0 < least < most
+    assert least > 0
+    assert most > 0
     if name not in ("measured", "table"):  # no clock, no noise
+        assert least < most
         assert latency(pruned) == least
     if hasattr(latency, "measure_many"):
         assert all(each > 0 for each in latency.measure_many([pruned, candidate(0.0)]))

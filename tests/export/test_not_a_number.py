@@ -15,19 +15,19 @@ import jaxeff
 from jaxeff.compression import Int, calibrate
 
 PROGRAM = """
-#include "nan.h"
+#include "wave.h"
 #include <math.h>
 #include <stdio.h>
-static _Alignas(64) unsigned char workspace[NAN_WORKSPACE_BYTES + 64];
+static _Alignas(64) unsigned char workspace[WAVE_WORKSPACE_BYTES + 64];
 int main(void) {
     float x[4] = {1, 2, 3, 4}, y[3] = {7, 7, 7};
-    nan_inputs inputs = {x};
-    nan_outputs outputs = {y};
-    int good = nan_run(&inputs, &outputs, workspace, sizeof workspace);
+    wave_inputs inputs = {x};
+    wave_outputs outputs = {y};
+    int good = wave_run(&inputs, &outputs, workspace, sizeof workspace);
     y[0] = y[1] = y[2] = 7;
     x[2] = NAN;
-    int bad = nan_run(&inputs, &outputs, workspace, sizeof workspace);
-    printf("%d %d %d %g", good, bad, NAN_NOT_A_NUMBER, y[0]);
+    int bad = wave_run(&inputs, &outputs, workspace, sizeof workspace);
+    printf("%d %d %d %g", good, bad, WAVE_NOT_A_NUMBER, y[0]);
     return 0;
 }
 """
@@ -75,9 +75,9 @@ def test_the_program_on_a_device_refuses_it(bundles):
 @pytest.mark.process
 def test_a_c_library_returns_a_code_and_writes_nothing(bundles, tmp_path):
     integer, _ = bundles
-    integer.export_c(tmp_path / "library", name="nan")
+    integer.export_c(tmp_path / "library", name="wave")
     (tmp_path / "main.c").write_text(PROGRAM)
-    archive = tmp_path / "library" / "libnan.a"
+    archive = tmp_path / "library" / "libwave.a"
     command = ["cc", "-I", tmp_path / "library", tmp_path / "main.c", archive, "-lm", "-o"]
     subprocess.run([*command, tmp_path / "main"], check=True)
     shown = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout

@@ -20,7 +20,6 @@ from tvm import relax
 import jaxeff
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.moment_propagation.rules import maximum, near, relu, tail
-from jaxeff.moment_propagation.shared_kernels import Taps
 from jaxeff.nn import LeNet5
 
 FORMS = [
@@ -83,43 +82,6 @@ def test_dense_forms(form):
     results = emitted("jaxeff.pfp_dense", arrays, **vars(form))
     for ours, theirs in zip(results, expected(np.matmul, pairs), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("groups", "inputs", "outputs", "padding", "strides"),
-    [
-        (1, 3, 16, ((1, 1), (0, 2)), (1, 2)),
-        (6, 1, 1, ((1, 1), (1, 1)), (1, 1)),
-        (2, 3, 4, ((0, 0), (0, 0)), (2, 1)),
-    ],
-)
-def test_averages_and_products_of_windows_are_those_of_their_rule(
-    groups, inputs, outputs, padding, strides
-):
-    sizes, apart, image = (3, 2), (1, 2), (6, 7)
-    results = tuple(
-        (n + sum(pad) - step * (taps - 1) - 1) // stride + 1
-        for n, pad, step, taps, stride in zip(image, padding, apart, sizes, strides, strict=True)
-    )
-    taps = Taps(sizes, results, strides, padding, (1, 1), apart, groups, inputs == outputs == 1)
-    rng = np.random.default_rng(0)
-
-    def normal(*shape):
-        return rng.normal(size=shape).astype(np.float32)
-
-    x, gate = normal(2, *image, groups * inputs), normal(2, *results, groups * outputs)
-    kernels = normal(2, 6, inputs, groups, outputs)
-    window = {
-        "sizes": sizes, "results": results, "strides": strides, "dilation": apart,
-        "padding": [n for pair in padding for n in pair], "groups": groups,
-    }  # fmt: skip
-    windows = taps.windows(jnp.asarray(x))
-    for name, operand, expected_ in (
-        ("jaxeff.window_averages", gate, taps.averages(windows, gate)),
-        ("jaxeff.window_products", kernels, taps.products(windows, kernels)),
-    ):
-        (ours,) = emitted(name, [x, operand], **window)
-        np.testing.assert_allclose(ours, expected_, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -237,7 +199,7 @@ def test_forms_are_checked():
 def test_a_layer_becomes_one_kernel_of_two_results():
     """The joint operator is one kernel; so is an activation, which has no operator of its own."""
     params = {"w": Gaussian(jnp.ones((20, 16)), jnp.ones((20, 16)))}
-    f = jaxeff.moments(lambda p, x: jax.nn.relu(x @ p["w"]))
+    f = jaxeff.moments(lambda p, x: jax.nn.relu(x @ p["w"]), method="diagonal")
     bundle = deploy(f, (params, jnp.ones((2, 20))))
     names = [operator.name for operator in bundle.profile(number=1)]
     assert len(names) == 2
@@ -286,7 +248,7 @@ def lenet():
     f, params = jaxeff.functional(LeNet5(rngs=nnx.Rngs(0)))
     belief = jax.tree.map(lambda w: Gaussian(w, 1e-3 + 0.01 * w * w), params)
     x = jax.random.uniform(jax.random.key(1), (2, 28, 28, 1))
-    g = jaxeff.moments(f)
+    g = jaxeff.moments(f, method="diagonal")
     return g, (belief, x), jax.jit(g)(belief, x)
 
 
@@ -316,7 +278,7 @@ def test_large_images_of_moments_are_copied_one_by_one():
     f, params = jaxeff.functional(nnx.Conv(32, 16, (3, 3), rngs=nnx.Rngs(0)))
     posterior = jax.tree.map(lambda p: Gaussian(p, 0.01 * jnp.ones_like(p)), params)
     x = jax.random.normal(jax.random.key(0), (4, 96, 96, 32))
-    assert deploy(jaxeff.moments(f), (posterior, x)).check().passed
+    assert deploy(jaxeff.moments(f, method="diagonal"), (posterior, x)).check().passed
 
 
 @pytest.mark.slow
@@ -324,4 +286,4 @@ def test_attention_is_compiled_from_what_it_stands_for():
     f, params = jaxeff.functional(nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0)))
     posterior = jax.tree.map(lambda p: Gaussian(p, 0.01 * jnp.ones_like(p)), params)
     x = jax.random.normal(jax.random.key(0), (2, 5, 8))
-    assert deploy(jaxeff.moments(f), (posterior, x)).check().passed
+    assert deploy(jaxeff.moments(f, method="diagonal"), (posterior, x)).check().passed

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxeff_export import BundleError, SignatureError, deploy
 from jaxeff_export.artifact import TensorSpec
-from jaxeff_export.bundle import DisagreementWarning
+from jaxeff_export.bundle import BatchWarning, DisagreementWarning
 from jaxeff_export.bundle.files import RecordedPair, compare, compare_data, tolerance
 from jaxeff_export.bundle.running import Runner
 
@@ -45,10 +45,36 @@ def test_float32_passes_up_to_its_tolerance(scale, relative):
         ([np.inf, 1.0], [1.0, 1.0]),
         ([1.0, np.inf], [1.0, -np.inf]),
         ([1.0, 1.0], [1.0, -np.inf]),
+        ([1.0, 1.0], [1.0, np.nan]),
+        ([np.nan, 1.0], [1.0, np.nan]),
     ],
 )
 def test_what_is_not_finite_must_be_the_same(ours, theirs):
-    assert not check(np.float32(ours), np.float32(theirs)).passed
+    report = check(np.float32(ours), np.float32(theirs))
+    assert not report.passed
+    assert "NaN or infinity where JAX's result has other numbers" in str(report) or np.inf in ours
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.complex64])
+def test_nan_is_nan(dtype):
+    ours = np.array([[1, np.nan, 3], [4, 5, 6], [7, 9, 8]], dtype)
+    theirs = ours.copy()
+    ours.view(np.uint8).reshape(-1)[ours.itemsize] ^= 1  # one of many patterns
+    report = check(ours, theirs)
+    assert report.passed
+    assert report.max_abs_error == 0
+    spec = TensorSpec("y", (1, 3), str(theirs.dtype))
+    if dtype is np.complex64:
+        return
+    report = compare_data("board", [ours], [theirs], np.array([1, 2, 1]), [spec])
+    assert (report.same, report.agreeing, report.undecided) == (3, 3, 1)
+    # A score that is NaN decides nothing, whatever its label says.
+    assert (report.right, report.right_in_jax) == (2, 2)
+    assert "off by" not in str(report)
+    assert "1 whose scores are NaN in JAX" in str(report)
+    ours[0, 1] = 2
+    report = compare_data("board", [ours], [theirs], np.array([1, 2, 1]), [spec])
+    assert (report.same, report.agreeing, report.passed) == (2, 2, False)
 
 
 def test_equal_infinities_zeros_and_nothing_pass():
@@ -181,3 +207,34 @@ def test_parameters_that_are_not_kept_cannot_be_compared(monkeypatch):
     monkeypatch.setattr(Bundle, "unpacked", None)
     with pytest.raises(BundleError, match="up to 16 MiB"):
         bundle.check(data=(X, Y))
+
+
+@pytest.mark.parametrize(
+    ("args", "target", "came"),
+    [
+        ({"w": jnp.eye(3)}, jnp.ones((2, 3)), r"args is a dict, and an array float32\[2, 3\]"),
+        (jnp.eye(3), np.ones((2, 3)), r"args is an array float32\[3, 3\], and an array float64"),
+        (jnp.eye(3), "host", r"args is an array float32\[3, 3\]"),
+        ((jnp.eye(3),), jnp.ones((2, 3)), "args is a tuple, and an array"),
+        ({"w": jnp.eye(3)}, "host", "args is a dict"),
+        (None, "host", "args is a NoneType"),
+        ((), "host", "args is empty"),
+    ],
+)
+def test_arguments_are_given_as_one_tuple(args, target, came):
+    with pytest.raises(SignatureError, match=came) as refused:
+        deploy(lambda params, x: x @ params["w"], args, target)
+    assert "(params, " in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.slow
+def test_a_batch_for_a_microcontroller_is_warned_of():
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    w = jnp.ones((64, 10))
+    with pytest.warns(BatchWarning, match=r"x has shape \(256, 64\).*75,776 bytes.*x\[:1\]"):
+        deploy(lambda w, x: x @ w, (w, jnp.ones((256, 64))), "cortex-m4")
+    # One example, few of them, and a result without the axis are as they are meant.
+    deploy(lambda w, x: x @ w, (w, jnp.ones((1, 64))), "cortex-m4")
+    deploy(lambda w, x: x @ w, (w, jnp.ones((8, 64))), "cortex-m4")
+    deploy(lambda w, x: (x @ w).mean(0), (w, jnp.ones((256, 64))), "cortex-m4")

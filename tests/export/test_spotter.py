@@ -1,6 +1,7 @@
 """The command `spotter`: its parts against what they claim, and the whole way once, with tones."""
 
 import json
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -114,6 +115,14 @@ def test_a_pickle_with_code_is_refused(start, tmp_path):
     torch.save({name: torch.from_numpy(a.copy()) for name, a in tensors.items()}, path)
     body, _ = spotter.loaded(path, params, last)
     np.testing.assert_array_equal(body["layers"]["0"]["bias"], tensors["net.dcba.bias"])
+    # A number that is repeated by its strides, and a record that was deflated afterwards.
+    torch.save({"weight": torch.zeros(1).expand(2**30)}, path)
+    with pytest.raises(SignatureError, match="inflates to 4,294,967,296 bytes"):
+        spotter.loaded(path, params, last)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(2**28 + 1))
+    with pytest.raises(SignatureError, match="inflates to 268,435,457 bytes"):
+        spotter.loaded(path, params, last)
     torch.save({"weight": print}, path)
     with pytest.raises(SignatureError, match="UnpicklingError"):
         spotter.loaded(path, params, last)

@@ -33,7 +33,7 @@ def test_models(transform, tmp_path):
     f, params, (x, _) = small_classifier(4)
     if transform == "moments":
         params = jax.tree.map(lambda w: Gaussian(w, (0.05 * w) ** 2), params)
-        f = jaxeff.moments(f)
+        f = jaxeff.moments(f, method="diagonal")
     file = to_litert(f, (params, x), tmp_path / "net.tflite")
     output = run(tmp_path / "net.tflite", file, np.asarray(x))
     for ours, want in zip(output, jax.tree.leaves(jax.jit(f)(params, x)), strict=True):
@@ -272,3 +272,56 @@ def test_what_a_network_rounds_itself_stays_rounded():
     (output,) = jax.jit(lambda x: evaluate_in_int8(closed, [*known, x], lambda v: v))(x)
     np.testing.assert_array_equal(output, np.round(output))
     assert np.ptp(output) > 0
+
+
+NAN = float("nan")
+NUMBERS = np.array(
+    [
+        [1, NAN, 3, -2, 300], [NAN, NAN, 0, 5, -7], [2, 1, NAN, -np.inf, 3e9],
+        [4, np.inf, 6, np.inf, -3e9], [1, 3, 3, 1, 0.5],
+    ]
+)  # fmt: skip
+OF_NAN = {
+    "conversions": lambda x: [x.astype(t) for t in ("int32", "int8", "uint8", "int16", "uint32")],
+    "extremes": lambda x: (x.max(1), x.min(0), x.max(), jax.lax.cummax(x, 1)),
+    "arguments": lambda x: (x.argmax(1), x.argmin(0)),
+    "pairs": lambda x: (jnp.maximum(x, x.T), jnp.minimum(x, x.T)),
+    "pairs with a number": lambda x: (jnp.maximum(x, 100), jnp.minimum(1, x), jnp.clip(x, -1, 2)),
+    "functions": lambda x: (
+        jax.nn.relu(x), *(g(x).astype("float32") > 0.7 for g in (jax.nn.sigmoid, jnp.exp)),
+        *(jnp.isnan(g(x).astype("float32")) for g in (jax.nn.sigmoid, jnp.exp, jnp.expm1)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.promotes("dtype")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", OF_NAN)
+def test_nan_is_what_jax_makes_of_it(name, dtype, tmp_path):
+    pytest.importorskip("litert_converter")
+
+    def f(x):
+        results = jax.tree.leaves(OF_NAN[name](x.astype(dtype)))
+        return [y.astype("float32") if y.dtype == jnp.float16 else y for y in results]
+
+    with np.errstate(over="ignore"):
+        x = NUMBERS.astype(dtype)
+    outputs = run(tmp_path / "x.tflite", to_litert(f, (x,), tmp_path / "x.tflite", parameters=0), x)
+    for output, expected in zip(outputs, jax.jit(f)(x), strict=True):
+        np.testing.assert_array_equal(output, expected)
+
+
+def test_what_is_one_operator_stays_one(tmp_path):
+    """Softmaxes, and activations of layers, which keep NaN by themselves."""
+    pytest.importorskip("litert_converter")
+    path = tmp_path / "x.tflite"
+
+    def f(w, x):
+        return jax.nn.softmax(jnp.clip(jax.nn.relu(x @ w), 0, 6))
+
+    w, x = np.ones((5, 3), np.float32), NUMBERS.astype(np.float32)
+    file = to_litert(f, (w, x), path)
+    interpreter = pytest.importorskip("ai_edge_litert.interpreter").Interpreter(str(path))
+    named = {d["op_name"] for d in interpreter._get_ops_details()} - {"DELEGATE"}
+    assert named <= {"FULLY_CONNECTED", "RELU6", "MINIMUM", "RELU_0_TO_1", "SOFTMAX"}, named
+    np.testing.assert_array_equal(np.isnan(run(path, file, x)[0]), np.isnan(jax.jit(f)(w, x)))

@@ -114,6 +114,24 @@ def test_batch_norm_trains_with_keyed_dropout(net, x):
     assert (trained.state["bn"]["mean"] != state["bn"]["mean"]).any()
 
 
+@pytest.mark.promotes("dtype", "rank")
+def test_a_state_of_training_with_keys_is_one_of_inference(net, x):
+    keyed, params, state = functional(net, keyed=True, mutable=True)
+    plain, _, with_streams = functional(net, mutable=True)
+    key = jax.random.key(0)
+    wanted, after = keyed(key, params, state, x)
+    ours, after_with_streams = keyed(key, params, with_streams, x)
+    np.testing.assert_array_equal(ours, wanted)
+    assert jax.tree.structure(after_with_streams) == jax.tree.structure(with_streams)
+    with pytest.raises(ValueError, match=r"is missing, from which the model draws: .*keyed=True"):
+        plain(params, state, x)
+    net.eval()
+    infer, _, _ = functional(net, mutable=True)
+    y, same = infer(params, after, x)
+    assert jax.tree.structure(same) == jax.tree.structure(state)
+    np.testing.assert_array_equal(y, infer(params, after_with_streams, x)[0])
+
+
 def test_the_program_of_a_keyed_function_names_its_layers(net, x):
     f, params, state = functional(net, keyed=True, mutable=True)
     sites = jaxeff.sites(f, jax.random.key(0), params, state, x)

@@ -155,7 +155,7 @@ def _onnx(m: Model) -> list[str]:
 
 
 def _stablehlo(m: Model) -> list[str]:
-    lowered = jax.jit(jaxeff.moments(m.f, shared=False)).lower(_posterior(m), *m.args)
+    lowered = jax.jit(jaxeff.moments(m.f, method="diagonal")).lower(_posterior(m), *m.args)
     # Functions are named after Python's: only which is which counts.
     order: dict[str, str] = {}
     text = _SYMBOLS.sub(lambda s: order.setdefault(s[0], f"@{len(order)}"), lowered.as_text())
@@ -171,7 +171,7 @@ TRANSFORMS: dict[str, Callable[[Model], list[str]]] = {
     "quantized": _quantized,
     "integer": _integer,
     "moments": _moments(),
-    "moments, diagonal": _moments(shared=False),
+    "moments, diagonal": _moments(method="diagonal"),
     "moments, linear": _moments(method="linear"),
     "pruned": _pruned,
     "ensemble": _ensemble,

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxeff.core import functional
-from jaxeff.moment_propagation import Calibrated, Gaussian, MomentsError, calibrate_moments, moments
+from jaxeff.moment_propagation import Calibrated, Gaussian, calibrate_moments, moments
 from jaxeff.moment_propagation._calibrated import (
     Residuals,
     VarianceTable,
@@ -55,8 +55,8 @@ def calibrated():
 
 @pytest.mark.slow
 def test_calibrated_variances_are_within_5_percent_on_unseen_inputs(samples, calibrated):
-    assert off(jax.jit(moments(F, shared=False))(POSTERIOR, TEST), samples) > 0.2
-    assert off(jax.jit(moments(F))(calibrated, TEST), samples) < 0.05
+    assert off(jax.jit(moments(F, method="diagonal"))(POSTERIOR, TEST), samples) > 0.2
+    assert off(jax.jit(moments(F, method="diagonal"))(calibrated, TEST), samples) < 0.05
 
 
 def thrice(params, x):
@@ -74,35 +74,11 @@ def convolve(x, kernel):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::jaxeff.MomentsWarning")  # of what the factors mend
-def test_factors_of_the_pass_with_what_positions_share(oracle):
-    samples = oracle.monte_carlo(thrice, (POSTERIOR, TEST), 4_000, 500)
-    settings = {"samples": 400, "chunk": 100, "shared": True}
-    state = {
-        form: calibrate_moments(KEY, thrice, POSTERIOR, TRAIN, form=form, **settings)
-        for form in ("static", "inputs")
-    }
-    assert list(state["static"].factors) == ["shared result 0"]
-    assert list(state["inputs"].factors) == ["shared inputs 0"]
-    g = jax.jit(moments(thrice))
-    assert off(g(POSTERIOR, TEST), samples) > 0.15
-    assert all(off(g(one, TEST), samples) < 0.08 for one in state.values())
-    halved = Calibrated(POSTERIOR, {"shared result 0": jnp.full(8, 0.5)})
-    ours, exact = (g(p, TEST) for p in (halved, POSTERIOR))
-    np.testing.assert_allclose(ours.var, 0.5 * exact.var, rtol=1e-6)
-    np.testing.assert_array_equal(ours.mean, exact.mean)
-    with pytest.raises(ValueError, match="shared=False leaves that out"):
-        moments(thrice, shared=False)(halved, TEST)
-
-
-@pytest.mark.slow
 def test_derived_variances_know_all_correlations(samples):
-    first = jax.jit(moments(F, correlations=True))
+    first = jax.jit(moments(F, method="linear"))
     assert off(first(POSTERIOR, TEST), samples) < 0.1
-    factors = calibrate_moments(
-        KEY, F, POSTERIOR, TRAIN, samples=2000, chunk=100, correlations=True
-    )
-    assert list(factors.factors) == ["result 0"]
+    factors = calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=2000, chunk=100, method="linear")
+    assert list(factors.factors) == ["linear result 0"]
     assert off(first(factors, TEST), samples) < 0.05
 
 
@@ -111,18 +87,17 @@ def test_derived_variances_of_noise_at_the_input(oracle):
     f, params = functional(MLP((16, 32, 32, 4), rngs=nnx.Rngs(0)))
     x = Gaussian(jax.random.normal(KEY, (8, 16)), jnp.full((8, 16), 0.02))
     samples = oracle.monte_carlo(f, (params, x), 20_000, 5_000)
-    assert off(jax.jit(moments(f))(params, x), samples) > 0.15
-    assert off(jax.jit(moments(f, correlations=True))(params, x), samples) < 0.1
+    assert off(jax.jit(moments(f, method="diagonal"))(params, x), samples) > 0.15
+    assert off(jax.jit(moments(f, method="linear"))(params, x), samples) < 0.1
 
 
 @pytest.mark.slow
 def test_examples_are_derived_one_by_one():
     """As many results as a batch has examples, at the cost of one each, and the same numbers."""
-    batch = jax.jit(moments(F, correlations=True))(POSTERIOR, TEST)
-    alone = jax.jit(moments(F, correlations=True))(POSTERIOR, TEST[2:3])
+    batch = jax.jit(moments(F, method="linear"))(POSTERIOR, TEST)
+    alone = jax.jit(moments(F, method="linear"))(POSTERIOR, TEST[2:3])
     np.testing.assert_allclose(batch.var[2], alone.var[0], rtol=1e-4)
-    mean = jax.jit(moments(F, shared=False))(POSTERIOR, TEST).mean
-    np.testing.assert_allclose(batch.mean, mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(batch.mean, F(PARAMS, TEST), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -130,8 +105,8 @@ def test_one_linear_layer_is_exact_in_any_form():
     f, params = functional(nnx.Linear(6, 3, rngs=nnx.Rngs(0)))
     posterior = jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, 0.1)), params)
     x = jax.random.normal(KEY, (5, 6))
-    expected = moments(f)(posterior, x)
-    gaussian = moments(f, correlations=True)(posterior, x)
+    expected = moments(f, method="diagonal")(posterior, x)
+    gaussian = moments(f, method="linear")(posterior, x)
     np.testing.assert_allclose(gaussian.var, expected.var, rtol=1e-5)
     # Four standard errors of a variance from 4,000 samples.
     factors = calibrate_moments(KEY, f, posterior, x, samples=4000).factors
@@ -178,8 +153,8 @@ def test_draws_do_not_depend_on_the_calls_they_are_spread_over():
 
 def test_neutral_factors_change_nothing(calibrated):
     ones = jax.tree.map(jnp.ones_like, calibrated.factors)
-    plain = jax.jit(moments(F, shared=False))(POSTERIOR, TEST)
-    neutral = jax.jit(moments(F))(Calibrated(POSTERIOR, ones), TEST)
+    plain = jax.jit(moments(F, method="diagonal"))(POSTERIOR, TEST)
+    neutral = jax.jit(moments(F, method="diagonal"))(Calibrated(POSTERIOR, ones), TEST)
     np.testing.assert_array_equal(plain.mean, neutral.mean)
     np.testing.assert_allclose(plain.var, neutral.var, rtol=1e-6)
 
@@ -188,7 +163,7 @@ def test_beside_factors_of_sites_dear_rules_are_short():
     """Attention, GELU: a third of the exponentials; factors of results alone change no rule."""
     f, params = functional(TransformerEncoder(4, 9, 8, width=16, depth=1, rngs=nnx.Rngs(0)))
     posterior = jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, 1e-4)), params)
-    plain = moments(f, shared=False)
+    plain = moments(f, method="diagonal")
     x = jnp.zeros((2, 8, 9))
 
     def exponentials(posterior):
@@ -197,7 +172,7 @@ def test_beside_factors_of_sites_dear_rules_are_short():
 
     assert exponentials(posterior) == 8
     assert exponentials(Calibrated(posterior, {"blocks/0/fc1": jnp.ones(32)})) == 3
-    assert exponentials(Calibrated(posterior, {"result 0": jnp.ones(4)})) == 8
+    assert exponentials(Calibrated(posterior, {"linear result 0": jnp.ones(4)})) == 8
 
 
 def test_what_cannot_be_measured_is_refused():
@@ -207,12 +182,8 @@ def test_what_cannot_be_measured_is_refused():
         calibrate_moments(KEY, F, POSTERIOR, TRAIN, form="level")
     with pytest.raises(ValueError, match="samples must be at least 2"):
         calibrate_moments(KEY, F, POSTERIOR, TRAIN, samples=1)
-    with pytest.raises(ValueError, match="leave out shared=True"):
-        calibrate_moments(KEY, F, POSTERIOR, TRAIN, correlations=True, shared=True)
-    with pytest.raises(MomentsError, match="vmap over them"):
-        moments(lambda p: p @ p, correlations=True)(
-            Gaussian(jnp.ones((20, 20)), jnp.ones((20, 20)))
-        )
+    with pytest.raises(ValueError, match="method 'layers' is unknown"):
+        calibrate_moments(KEY, F, POSTERIOR, TRAIN, method="layers")
 
 
 @pytest.mark.slow
@@ -225,8 +196,8 @@ def test_embedded_tokens_are_examples_too():
     def f(p, tokens):
         return jnp.tanh(p["table"][tokens] @ p["w"]).mean(1)
 
-    batch = jax.jit(moments(f, correlations=True))(posterior, tokens)
-    alone = jax.jit(moments(f, correlations=True))(posterior, tokens[3:4])
+    batch = jax.jit(moments(f, method="linear"))(posterior, tokens)
+    alone = jax.jit(moments(f, method="linear"))(posterior, tokens[3:4])
     np.testing.assert_allclose(batch.var[3], alone.var[0], rtol=1e-4)
 
 
@@ -236,14 +207,14 @@ def test_a_kernel_with_fresh_noise_counts_as_if_derived():
     f, params = functional(MLP((6, 8, 8, 3), rngs=nnx.Rngs(0)))
     posterior = jax.tree.map(lambda p: Gaussian(p, jnp.full_like(p, 0.01)), params)
     x = jax.random.normal(KEY, (2, 6))
-    one = jax.jit(moments(f, correlations=True))(posterior, x)
+    one = jax.jit(moments(f, method="linear"))(posterior, x)
 
     def split(p, x):  # every kernel in two parts: nobody's noise is fresh in one layer alone
         return f(jax.tree.map(lambda a, b: a + b, *p), x)
 
     half = jax.tree.map(lambda g: Gaussian(g.mean / 2, g.var / 2), posterior,
                         is_leaf=lambda v: isinstance(v, Gaussian))  # fmt: skip
-    two = jax.jit(moments(split, correlations=True))((half, half), x)
+    two = jax.jit(moments(split, method="linear"))((half, half), x)
     np.testing.assert_allclose(one.var, two.var, rtol=1e-4)
 
 
@@ -274,7 +245,7 @@ def test_a_regression_is_chosen_where_factors_depend_on_the_input(attending, ora
     assert list(best.factors) == ["inputs 0"]
     assert best.factors["inputs 0"].shape == (2 + 96, 30)
     assert best.unseen[0] < static.unseen[0]
-    g = jax.jit(moments(f))
+    g = jax.jit(moments(f, method="diagonal"))
     held = jax.random.normal(jax.random.key(6), (40, 8, 16))
     truth = oracle.monte_carlo(f, (posterior, held), 10_000, 500)
     # The oracle's own error is sqrt(2 / 10,000), 1.4 %.
@@ -289,7 +260,7 @@ def test_a_regression_is_chosen_where_factors_depend_on_the_input(attending, ora
     np.testing.assert_allclose(alone, g(best, held).var[:3], rtol=1e-4)
     longer = jax.random.normal(jax.random.key(7), (20, 12, 16))
     truth = oracle.monte_carlo(f, (posterior, longer), 4000, 500)
-    plain = jax.jit(moments(f, shared=False))(posterior, longer)
+    plain = jax.jit(moments(f, method="diagonal"))(posterior, longer)
     assert off(g(best, longer), truth) < 0.5 * off(plain, truth)
 
 
@@ -357,7 +328,7 @@ def test_factors_of_positions_serve_sequences_of_other_lengths():
     x = jax.random.normal(jax.random.key(1), (6, 5, 4))
     state = calibrate_moments(KEY, f, w, x, form="static")
     assert any(factor.shape == (5,) for factor in state.factors.values())
-    longer = moments(f)(state, jax.random.normal(jax.random.key(2), (6, 8, 4)))
+    longer = moments(f, method="diagonal")(state, jax.random.normal(jax.random.key(2), (6, 8, 4)))
     assert bool(jnp.all(jnp.isfinite(longer.var) & (longer.var > 0)))
 
 
@@ -369,7 +340,7 @@ def test_one_result_per_example_is_one_channel():
     w = Gaussian(jnp.linspace(-1, 1, 5), jnp.full(5, 0.04))
     state = calibrate_moments(KEY, f, w, jax.random.normal(KEY, (9, 5)), form="inputs")
     assert state.factors["inputs 0"].shape == (2 + 9, 3)
-    other = moments(f)(state, jax.random.normal(jax.random.key(4), (4, 5)))
+    other = moments(f, method="diagonal")(state, jax.random.normal(jax.random.key(4), (4, 5)))
     assert other.var.shape == (4,)
     assert bool(jnp.all(other.var > 0))
 
@@ -383,7 +354,10 @@ def test_a_transformer_calibrated_once_is_right_on_unseen_inputs(oracle, noise):
     seen, unseen = jnp.split(jax.random.normal(KEY, (72, 8, 9)), [64])
     exact = oracle.monte_carlo(f, (posterior, unseen), 4_000, 500).var
     factors = calibrate_moments(KEY, f, posterior, seen, progress=False)
-    plain, ours = (np.asarray(jax.jit(moments(f))(p, unseen).var) for p in (posterior, factors))
+    plain, ours = (
+        np.asarray(jax.jit(moments(f, method="diagonal"))(p, unseen).var)
+        for p in (posterior, factors)
+    )
     assert np.median(plain / exact) < 0.8
     # A variance of 4,000 draws has an error of 2.2 %: nothing beside these bounds, which are what
     # the study of variances asks for: each logit's median, and the median error of all.
@@ -414,7 +388,7 @@ def test_factors_of_a_posterior_hold_its_correlations():
     factors = calibrate_moments(
         KEY, lambda w, x: x * w.sum(), Pair(jnp.ones(2)), TRAIN[:, 0, 0], samples=4000, chunk=100
     )
-    gaussian = moments(lambda w, x: x * w.sum())(factors, TEST[:, 0, 0])
+    gaussian = moments(lambda w, x: x * w.sum(), method="diagonal")(factors, TEST[:, 0, 0])
     # Four standard errors of a variance from 4,000 draws, over the 16 inputs that share them.
     np.testing.assert_allclose(gaussian.var / TEST[:, 0, 0] ** 2, 4, rtol=4 * np.sqrt(2 / 4000))
     assert isinstance(factors.posterior, Gaussian)
@@ -443,6 +417,6 @@ def test_weights_whose_variances_hardly_differ_have_one_variance_each():
     # A table's rows are looked up, and vectors cost nothing: only a product gets cheaper.
     assert {name: g.var.shape for name, g in kept.items()} == shapes | {"alike": ()}
     np.testing.assert_allclose(kept["alike"].var, posterior["alike"].var.mean(), rtol=1e-6)
-    ours = moments(f)(calibrated, x)
+    ours = moments(f, method="diagonal")(calibrated, x)
     exact = moments(f, method="linear")(posterior, x)
     assert abs(np.median(ours.var / exact.var) - 1) < 0.15

@@ -62,7 +62,7 @@ def random(*shape, seed=0):
 def test_the_layers_of_an_mlp(form):
     f, params = functional(MLP((6, 5, 4), rngs=nnx.Rngs(0)))
     known = {"weight": "variance", "bias": "variance"}
-    assert composites(moments(f, form=form), posterior(params), array(3, 6)) == [
+    assert composites(moments(f, form=form, method="diagonal"), posterior(params), array(3, 6)) == [
         ("jaxeff.pfp_dense", {"input": "deterministic", **known}, ["3x6", "6x5", "6x5", "5", "5"]),
         ("jaxeff.pfp_relu", {}, ["3x5", "3x5"]),
         ("jaxeff.pfp_dense", {"input": form, **known}, ["3x5", "3x5", "5x4", "5x4", "4", "4"]),
@@ -72,7 +72,9 @@ def test_the_layers_of_an_mlp(form):
 def test_the_layers_of_a_quantized_network():
     """They stand within the layers that quantization made, their biases without."""
     f, params = functional(MLP((6, 5, 4), rngs=nnx.Rngs(0)))
-    operators = composites(moments(quantized(f, {"*": Int(8)})), posterior(params), array(3, 6))
+    operators = composites(
+        moments(quantized(f, {"*": Int(8)}), method="diagonal"), posterior(params), array(3, 6)
+    )
     # What rounding adds to weights' variances is computed by erf, an operation of StableHLO's own.
     operators = [each for each in operators if each[0].startswith("jaxeff.")]
     shapes = {name: shapes for name, _, shapes in operators}
@@ -87,7 +89,9 @@ def test_the_layers_of_a_quantized_network():
 @pytest.mark.slow
 def test_the_layers_of_lenet():
     f, params = functional(LeNet5(size=28, rngs=nnx.Rngs(0)))
-    operators = composites(moments(f), posterior(params), jnp.ones((2, 28, 28, 1)))
+    operators = composites(
+        moments(f, method="diagonal"), posterior(params), jnp.ones((2, 28, 28, 1))
+    )
     assert [name.removeprefix("jaxeff.pfp_") for name, *_ in operators] == [
         "conv2d", "max_pool", "relu", "conv2d", "max_pool", "relu",
         "dense", "relu", "dense", "relu", "dense",
@@ -107,7 +111,9 @@ def test_the_layers_of_a_residual_network():
     model = ResNet18(rngs=nnx.Rngs(0))
     model.eval()
     f, params = functional(model)
-    operators = composites(moments(f, shared=False), posterior(params), jnp.ones((1, 32, 32, 3)))
+    operators = composites(
+        moments(f, method="diagonal"), posterior(params), jnp.ones((1, 32, 32, 3))
+    )
     names = Counter(name.removeprefix("jaxeff.pfp_") for name, *_ in operators)
     assert names == {"conv2d": 20, "dense": 1, "relu": 17, "max_pool": 1}
     convolutions = [a for name, a, _ in operators if name == "jaxeff.pfp_conv2d"]
@@ -152,7 +158,7 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_one_composite_and_its_decomposition_the_rule(name, form):
     f, w, b, x, given = LAYERS[name]
-    g = moments(f, form=form)
+    g = moments(f, form=form, method="diagonal")
     params = {"w": w, "b": b}
     ((operator, attributes, shapes),) = composites(g, params, x)
     assert operator == ("jaxeff.pfp_dense" if f is dense else "jaxeff.pfp_conv2d")
@@ -169,7 +175,7 @@ def test_a_layer_is_one_composite_and_its_decomposition_the_rule(name, form):
 
 def test_the_attributes_of_a_convolution():
     f, w, b, x, _ = LAYERS["convolution"]
-    ((_, attributes, _),) = composites(moments(f), {"w": w, "b": b}, x)
+    ((_, attributes, _),) = composites(moments(f, method="diagonal"), {"w": w, "b": b}, x)
     geometry = {k: attributes[k] for k in ("strides", "padding", "dilation", "groups")}
     assert geometry == {
         "strides": "[2, 1]", "padding": "[1, 0, 2, 3]", "dilation": "[1, 2]", "groups": "2",
@@ -182,7 +188,7 @@ def test_a_layer_in_a_loop_is_a_composite_of_its_body():
         return jax.lax.scan(lambda h, _: (dense(params, h), None), x, length=3)[0]
 
     params = {"w": random(4, 4), "b": random(4)}
-    (operators,) = composites(moments(f), params, array(2, 4))
+    (operators,) = composites(moments(f, method="diagonal"), params, array(2, 4))
     assert operators[1] == {"input": "variance", "weight": "variance", "bias": "variance"}
 
 
@@ -191,7 +197,7 @@ def test_a_layer_in_a_loop_is_a_composite_of_its_body():
 
 def check_decomposition(f, x):
     """The one composite of `f`, after its export has been called."""
-    g = moments(lambda _, x: f(x))
+    g = moments(lambda _, x: f(x), method="diagonal")
     ((operator, attributes, shapes),) = composites(g, {}, x)
     assert shapes == ["x".join(map(str, x.shape))] * 2
     want = jax.tree.leaves(jax.jit(g)({}, x))
@@ -225,7 +231,9 @@ def test_an_activation_in_closed_form(name):
 
 def test_constants_of_a_rule_are_no_operands():
     """The nodes of an integral; beside it stands JAX's own error function."""
-    (operators, _) = composites(moments(lambda _, x: jax.lax.erf(x)), {}, random(3, 4))
+    (operators, _) = composites(
+        moments(lambda _, x: jax.lax.erf(x), method="diagonal"), {}, random(3, 4)
+    )
     assert operators == ("jaxeff.pfp_erf", {}, ["3x4", "3x4"])
 
 
@@ -290,20 +298,20 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_layer_of_another_form_is_exported_without_a_composite(name):
     f, w, shape = OTHERS[name]
-    assert composites(moments(f), w, array(*shape)) == []
+    assert composites(moments(f, method="diagonal"), w, array(*shape)) == []
 
 
 def test_a_rule_of_the_users_own_is_not_replaced():
     def mine(node, x, w):
         return [Gaussian(x @ w.mean, jnp.ones((2, 3)))]
 
-    g = moments(lambda w, x: x @ w, rules={jax.lax.dot_general_p: mine})
+    g = moments(lambda w, x: x @ w, rules={jax.lax.dot_general_p: mine}, method="diagonal")
     assert composites(g, random(4, 3), array(2, 4)) == []
 
 
 def test_a_transformed_function_is_exported_without_composites():
     def loss(w, x):
-        return moments(lambda w, x: x @ w)(w, x).var.sum()
+        return moments(lambda w, x: x @ w, method="diagonal")(w, x).var.sum()
 
     assert composites(jax.grad(loss), random(4, 3), array(2, 4)) == []
     assert composites(jax.vmap(loss, (None, 0)), random(4, 3), array(5, 2, 4)) == []
@@ -312,10 +320,10 @@ def test_a_transformed_function_is_exported_without_composites():
 def test_symbolic_sizes_are_exported_without_composites():
     (batch,) = jax.export.symbolic_shape("b")
     x = jax.ShapeDtypeStruct((batch, 4), jnp.float32)
-    assert composites(moments(lambda w, x: x @ w), random(4, 3), x) == []
+    assert composites(moments(lambda w, x: x @ w, method="diagonal"), random(4, 3), x) == []
 
 
 def test_what_is_not_exported_holds_no_call():
     f, params = functional(MLP((6, 5, 4), rngs=nnx.Rngs(0)))
-    text = jax.jit(moments(f)).lower(posterior(params), array(3, 6)).as_text()
+    text = jax.jit(moments(f, method="diagonal")).lower(posterior(params), array(3, 6)).as_text()
     assert "composite" not in text

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxeff.moment_propagation import Gaussian, calibrate_moments, moments
-from jaxeff.moment_propagation._moment_pass import batched_leaves
+from jaxeff.moment_propagation.linear import batched_leaves
 from jaxeff.program import trace
 
 W = 0.5 * jax.random.normal(jax.random.key(0), (4, 4))
@@ -109,6 +109,19 @@ def by_one_of_two(w, x):
 )  # fmt: skip
 def test_rows_that_differ_by_themselves_are_no_examples(f, expected):
     assert batched_leaves(trace(f, W, X), 2) == [False, expected]
+
+
+@pytest.mark.parametrize("rank", [2, 16])
+def test_data_of_other_sizes_are_shared_by_all_examples(rank):
+    """An adapter's factors come before the examples, and may be as many rows as there are."""
+    f = lambda w, down, up, x: jnp.tanh(x @ (w + down @ up))  # noqa: E731
+    down, up = jnp.ones((4, rank)), jnp.ones((rank, 4)) / 8
+    assert batched_leaves(trace(f, W, down, up, X), 4) == [False, False, False, True]
+    posterior = Gaussian(W, 0.01 * jnp.ones_like(W))
+    ours = moments(f, method="linear")(posterior, down, up, X).var
+    plain = moments(lambda w, x: jnp.tanh(x @ w), method="linear")
+    shifted = Gaussian(W + down @ up, posterior.var)
+    np.testing.assert_allclose(ours, plain(shifted, X).var, rtol=1e-5)
 
 
 def test_captured_rows_reach_their_own_results():

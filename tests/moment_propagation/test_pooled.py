@@ -67,7 +67,7 @@ def broadcast(w):
 def test_moments_are_those_of_broadcast_variances(name, axis, random_input):
     f, w, x = drawn(name, axis)
     x = Gaussian(x, 0.2 * (1 + x**2)) if random_input else x
-    g = jaxeff.moments(f)
+    g = jaxeff.moments(f, method="diagonal")
     ours, full = g(w, x), g(broadcast(w), x)
     assert ours.var.shape == ours.mean.shape
     # Terms of either sign cancel, in an order of their own.
@@ -80,7 +80,7 @@ def test_a_product_less_is_taken(name):
     f, w, x = drawn(name, None)
 
     def products(w):
-        text = str(jax.make_jaxpr(jaxeff.moments(f))(w, Gaussian(x, x**2)))
+        text = str(jax.make_jaxpr(jaxeff.moments(f, method="diagonal"))(w, Gaussian(x, x**2)))
         return text.count("dot_general[") + text.count("conv_general_dilated[")
 
     assert (products(w), products(broadcast(w))) == (2, 3)
@@ -98,7 +98,7 @@ def everywhere(posterior):
 # A difference of raw moments loses the digits that they have in common, here some two.
 @pytest.mark.parametrize(
     ("options", "tolerance"),
-    [({"method": "linear"}, 1e-5), ({"correlations": True}, 1e-5), ({"form": "raw"}, 1e-4)],
+    [({"method": "linear"}, 1e-5), ({"method": "diagonal", "form": "raw"}, 1e-4)],
 )
 def test_every_method_takes_them(options, tolerance):
     f, posterior, x = network()
@@ -124,7 +124,7 @@ def test_a_loop_reads_slices_of_them():
 
     w = Gaussian(jax.random.normal(KEYS[0], (3, 4, 4)), jnp.full((1, 1, 4), 0.1))
     x = jax.random.normal(KEYS[1], (2, 4))
-    g = jaxeff.moments(f)
+    g = jaxeff.moments(f, method="diagonal")
     np.testing.assert_allclose(g(w, x).var, g(broadcast(w), x).var, rtol=1e-6)
 
 
@@ -132,7 +132,7 @@ def test_slopes_by_the_common_variance_are_sums():
     f, w, x = drawn("dense", None)
 
     def total(var):
-        return jaxeff.moments(f)(Gaussian(w.mean, var), x).var.sum()
+        return jaxeff.moments(f, method="diagonal")(Gaussian(w.mean, var), x).var.sum()
 
     slope, each = jax.grad(total)(w.var), jax.grad(total)(broadcast(w).var)
     np.testing.assert_allclose(slope, each.sum(), rtol=1e-6)

@@ -71,7 +71,10 @@ def test_moments_are_those_of_samples(spec):
     f = F
     if "input" in spec:
         f = lambda params, x: x @ params["fc1"]["kernel"]  # noqa: E731
-    agrees(jax.jit(jaxeff.moments(f, noise=spec))(PARAMS, X), sampled(f, spec, PARAMS, X))
+    agrees(
+        jax.jit(jaxeff.moments(f, noise=spec, method="diagonal"))(PARAMS, X),
+        sampled(f, spec, PARAMS, X),
+    )
 
 
 def convolutional(params, x):
@@ -91,12 +94,12 @@ def test_moments_of_whole_channels_need_their_correlations():
     x = jax.random.normal(keys[2], (2, 4, 4, 1))
     spec = {"relu": Dropout(0.25, per="channel")}
     draws = sampled(convolutional, spec, params, x)
-    agrees(jax.jit(jaxeff.moments(convolutional, noise=spec, correlations=True))(params, x), draws)
-    apart = jaxeff.moments(convolutional, noise=spec)(params, x)
+    agrees(jax.jit(jaxeff.moments(convolutional, noise=spec, method="linear"))(params, x), draws)
+    apart = jaxeff.moments(convolutional, noise=spec, method="diagonal")(params, x)
     with pytest.raises(AssertionError):
         agrees(apart, draws)
     with pytest.raises(jaxeff.moment_propagation.MomentsError, match="independence"):
-        jaxeff.moments(convolutional, noise=spec, strict=True)(params, x)
+        jaxeff.moments(convolutional, noise=spec, strict=True, method="diagonal")(params, x)
 
 
 @pytest.mark.slow
@@ -108,7 +111,7 @@ def test_dropout_and_random_weights_in_one_pass():
         hidden = x @ params["fc1"]["kernel"]
         return hidden @ params["fc2"]["kernel"]
 
-    moments = jax.jit(jaxeff.moments(linear, noise=spec))(posterior, X)
+    moments = jax.jit(jaxeff.moments(linear, noise=spec, method="diagonal"))(posterior, X)
     g = jaxeff.noisy(linear, spec)
 
     def draw(key):
@@ -122,7 +125,13 @@ def test_dropout_and_random_weights_in_one_pass():
 
 def test_rates_are_swept_as_one_program():
     rates = jnp.array([0.0, 0.1, 0.5])
-    run = jax.jit(jax.vmap(lambda r: jaxeff.moments(F, noise={"silu": Dropout(r)})(PARAMS, X).var))
+    run = jax.jit(
+        jax.vmap(
+            lambda r: (
+                jaxeff.moments(F, noise={"silu": Dropout(r)}, method="diagonal")(PARAMS, X).var
+            )
+        )
+    )
     variances = run(rates)
     np.testing.assert_array_equal(variances[0], np.zeros((5, 3)))
     np.testing.assert_allclose(variances[2], 9 * variances[1], rtol=1e-5)  # p / (1 - p)
@@ -142,7 +151,9 @@ def test_monte_carlo_dropout_in_chunks():
 
 
 def test_an_empty_spec_changes_nothing():
-    np.testing.assert_array_equal(jaxeff.moments(F, noise={})(PARAMS, X).mean, F(PARAMS, X))
+    np.testing.assert_array_equal(
+        jaxeff.moments(F, noise={}, method="diagonal")(PARAMS, X).mean, F(PARAMS, X)
+    )
 
 
 @pytest.mark.parametrize("rate", [1, 1.0, 1.5, -0.1, float("nan"), jnp.array([0.1, 1.0])])
@@ -153,12 +164,16 @@ def test_a_rate_out_of_range_is_refused(rate):
 
 def test_what_has_no_moments_is_named():
     with pytest.raises(ValueError, match=r"UniformNoise at silu has no moments.*jaxeff\.noisy"):
-        jaxeff.moments(F, noise={"silu": UniformNoise(0.1)})(PARAMS, X)
+        jaxeff.moments(F, noise={"silu": UniformNoise(0.1)}, method="diagonal")(PARAMS, X)
     with pytest.raises(ValueError, match="units of the signal's range"):
-        jaxeff.moments(F, noise={"silu": Additive(0.1, relative=True)})(PARAMS, X)
+        jaxeff.moments(F, noise={"silu": Additive(0.1, relative=True)}, method="diagonal")(
+            PARAMS, X
+        )
 
     def recurrent(params, x):
         return jax.lax.scan(lambda h, _: (h @ params["cell"]["kernel"], None), x, length=3)[0]
 
     with pytest.raises(ValueError, match="cell lies inside a loop"):
-        jaxeff.moments(recurrent, noise={"cell": Dropout(0.1)})({"cell": {"kernel": jnp.eye(6)}}, X)
+        jaxeff.moments(recurrent, noise={"cell": Dropout(0.1)}, method="diagonal")(
+            {"cell": {"kernel": jnp.eye(6)}}, X
+        )

@@ -213,7 +213,8 @@ def test_parameters_with_colons_are_calibrated_computed_in_codes_and_pruned():
     g = jaxeff.integer(f, spec)
     output, near = g(g.convert(params, x), x), jaxeff.quantized(f, spec)(params, x)
     np.testing.assert_allclose(output, near, atol=1e-5)
-    plan = jaxeff.prune_plan(f, params, (x,), {"layer:0": jaxeff.pruning.Prune(0.5)})
+    half = dict.fromkeys(["layer:0", "net:linear", "net:linear#1"], jaxeff.pruning.Prune(0.5))
+    plan = jaxeff.prune_plan(f, params, (x,), half)
     small = jaxeff.pruned(f, plan)(plan.shrink(params), x)
     np.testing.assert_allclose(small, jaxeff.pruning.masked(f, plan)(params, x), atol=1e-6)
     noise = {"net:linear": Additive(0.0), "net": None}

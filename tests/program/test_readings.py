@@ -50,7 +50,7 @@ def counted():
         (lambda f: quantized(f, {"*:linear": Int(8)}), (PARAMS, X)),
         (lambda f: analog(f, {"*:linear": Crossbar(gain=0.01)}), (KEY, PARAMS, X)),
         (
-            lambda f: moments(f, shared=False),
+            lambda f: moments(f, method="diagonal"),
             (jax.tree.map(lambda w: Gaussian(w, w**2), PARAMS), X),
         ),
     ],
@@ -267,7 +267,7 @@ def test_equal_layers_have_one_body_of_moments(monkeypatch):
                 x = _block(name)(w, x)
             return x
 
-        return jax.make_jaxpr(moments(f, shared=False))(w, random).jaxpr
+        return jax.make_jaxpr(moments(f, method="diagonal"))(w, random).jaxpr
 
     bodies = [
         eqn.params["jaxpr"]

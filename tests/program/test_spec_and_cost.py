@@ -80,7 +80,7 @@ NOT_NOISE = r"must be a noise model with a method perturb.*such as Additive\(0\.
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (Additive(0.3), r"maps patterns of sites to settings.*not Additive\(sigma=0\.3"),
+        (Additive(0.3), "maps patterns of sites to settings.*not a Additive"),
         ("conv1", "maps patterns of sites to settings.*not 'conv1'"),
         ({"conv1": 0.3}, f"setting of 'conv1' {NOT_NOISE}; not 0.3"),
         ({"conv1": Additive}, f"setting of 'conv1' {NOT_NOISE}.*write Additive\\(...\\)"),

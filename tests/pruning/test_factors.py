@@ -1,5 +1,7 @@
 """A share of a layer's channels is that share, also where they are a product."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,15 @@ import pytest
 from flax import nnx
 
 import jaxeff
-from jaxeff.pruning import Budget, Prune, channels, masked, prune_plan, pruned
+from jaxeff.pruning import (
+    Budget,
+    NothingPrunedWarning,
+    Prune,
+    channels,
+    masked,
+    prune_plan,
+    pruned,
+)
 
 pytestmark = pytest.mark.promotes("dtype", "rank")
 
@@ -57,7 +67,12 @@ def drawn(f):
 )
 def test_a_group_norm_loses_what_was_asked(groups, ratio, left):
     f, params = jaxeff.functional(GroupNormed(groups, nnx.Rngs(0)))
-    plan = prune_plan(f, params, X[:, 0], {"first": Prune(ratio, crossed="zeros")})
+    with (
+        pytest.warns(NothingPrunedWarning, match="less than a channel")
+        if left == 16
+        else contextlib.nullcontext()
+    ):
+        plan = prune_plan(f, params, X[:, 0], {"first": Prune(ratio, crossed="zeros")})
     small = plan.shrink(params)
     assert small["first"]["kernel"].shape == (3, left)
     ours, theirs = pruned(f, plan)(small, X[:, 0]), masked(f, plan)(params, X[:, 0])
@@ -66,8 +81,14 @@ def test_a_group_norm_loses_what_was_asked(groups, ratio, left):
 
 def test_whole_blocks_of_a_group_norm_go_where_it_makes_no_difference():
     f, params = jaxeff.functional(GroupNormed(4, nnx.Rngs(0)))
-    for setting in (Prune(0.5), Prune(count=8), Prune(0.3, round_to=8, crossed="keep")):
-        plan = prune_plan(f, params, X[:, 0], {"first": setting})
+    blockwise = Prune(0.3, round_to=8, crossed="keep")
+    for setting in (Prune(0.5), Prune(count=8), blockwise):
+        with (
+            pytest.warns(NothingPrunedWarning, match="a smaller round_to")
+            if setting is blockwise
+            else contextlib.nullcontext()
+        ):
+            plan = prune_plan(f, params, X[:, 0], {"first": setting})
         (name,) = plan.keep
         assert not plan.channels[name].crossed
         left = 16 if setting.ratio == 0.3 else 8  # a block is four channels, and 12 aren't full

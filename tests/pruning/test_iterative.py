@@ -225,6 +225,7 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path):
     for damaged in (
         text[:40],
         "[]",
+        "[" * 100_000,
         json.dumps({**json.loads(text), "keep": {"a:1": ["x"]}}),
         "\xff",
     ):

@@ -7,7 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxeff.pruning import Plan, PlanError, Prune, channels, masked, prune_plan, pruned, scores
+from jaxeff.pruning import (
+    NothingPrunedWarning,
+    Plan,
+    PlanError,
+    Prune,
+    channels,
+    masked,
+    prune_plan,
+    pruned,
+    scores,
+)
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 4))
 
@@ -54,6 +64,58 @@ def test_results_and_inputs():
                 keep.shrink(drawn())
     with pytest.raises(ValueError, match="a result of the function"):
         prune_plan(net, drawn(), X, {"out": Prune(0.5)})
+
+
+def depthwise(params, x):
+    """A separable convolution behind one that makes its channels, as in a MobileNet."""
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    for name in ("first", "depth", "point"):
+        x = jax.nn.relu(
+            jax.lax.conv_general_dilated(
+                x, params[name], (1, 1), "SAME", dimension_numbers=dimensions,
+                feature_group_count=8 if name == "depth" else 1,
+            )
+        )  # fmt: skip
+    return x.mean((1, 2)) @ params["out"]
+
+
+KERNELS = {"first": (3, 3, 1, 8), "depth": (3, 3, 1, 8), "point": (1, 1, 8, 6), "out": (6, 3)}
+SEPARABLE = {n: jnp.arange(1.0, 1 + np.prod(s)).reshape(s) for n, s in KERNELS.items()}
+IMAGES = jnp.ones((2, 5, 5, 1))
+
+
+@pytest.mark.parametrize(
+    ("spec", "kept", "added"),
+    [
+        ({"first": Prune(0.5)}, "first", "depth"),
+        ({"depth": Prune(0.5)}, "depth", "first"),
+        ({"first": Prune(0.5), "point": Prune(0.5)}, "first", "depth"),
+    ],
+)
+def test_a_layer_whose_channels_another_makes_too_is_warned_of(spec, kept, added):
+    with pytest.warns(NothingPrunedWarning, match=rf"'{kept}' \(add '{added}'\)\. Add them"):
+        plan = prune_plan(depthwise, SEPARABLE, IMAGES, spec)
+    assert plan.shrink(SEPARABLE)["first"].shape[-1] == 8
+    assert plan.shrink(SEPARABLE)["point"].shape[-1] == (3 if "point" in spec else 6)
+    both = prune_plan(depthwise, SEPARABLE, IMAGES, {kept: Prune(0.5), added: Prune(0.5)})
+    assert both.shrink(SEPARABLE)["first"].shape[-1] == 4
+
+
+def test_layers_that_share_channels_with_one_left_alone_are_not_warned_of():
+    plan = prune_plan(depthwise, SEPARABLE, IMAGES, {"*:linear": Prune(0.5), "out": None})
+    assert plan.shrink(SEPARABLE)["first"].shape[-1] == 4
+    prune_plan(depthwise, SEPARABLE, IMAGES, {"first": Prune(0.5), "depth": None})
+    prune_plan(depthwise, SEPARABLE, IMAGES, {"point": Prune(0.0)})
+
+
+def test_a_branch_of_a_sum_is_warned_of():
+    with pytest.warns(NothingPrunedWarning, match=r"'mix' \(add 'skip'\)"):
+        prune_plan(net, drawn(), X, {"mix": Prune(0.4)})
+
+
+def test_less_than_a_channel_is_warned_of():
+    with pytest.warns(NothingPrunedWarning, match="nothing is removed"):
+        prune_plan(depthwise, SEPARABLE, IMAGES, {"point": Prune(0.1)})
 
 
 def test_heads_that_do_not_divide():

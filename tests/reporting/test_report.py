@@ -1,5 +1,6 @@
 """Reports: what they measure against what they are made of, and pages that need nothing else."""
 
+import html
 import json
 from html.parser import HTMLParser
 
@@ -164,6 +165,8 @@ def test_all_sections_of_a_posterior(model):
         spec = compression.bit_policy(bits["sites"], *[jnp.full(len(bits["sites"]), width)] * 2)
         logits = jax.jit(compression.quantized(f, spec))(params, x)  # rounds as one program does
         assert accuracy == pytest.approx(float(uncertainty.accuracy(logits, y)))
+    said = f"the accuracy in floats of the first {len(y)} inputs, with each parameter's mean"
+    assert said in html.unescape(report.html)
     channels = report.sections["channels"]
     plan = jaxeff.prune_plan(f, params, x[:1], {"*:linear": Prune(0.5)})
     small = plan.shrink(params)

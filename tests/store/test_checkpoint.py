@@ -1,5 +1,7 @@
 """Checkpoints: every dtype comes back bit for bit; damage and mismatch are named."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save_file
 
 from jaxeff.store import CheckpointError, load_metadata, load_pytree, save_pytree
+from jaxeff.store import _checkpoint as checkpoints
 
 
 def same(a, b):
@@ -93,6 +96,56 @@ def test_a_flipped_payload_byte_is_damage(tmp_path):
     path.write_bytes(bad)
     with pytest.raises(CheckpointError, match="checksum differs"):
         load_pytree(path)
+
+
+HEADER = {"format": 1, "dtypes": {"x": "float32"}, "keys": {}, "metadata": {}}
+ONE = {"x": np.ones(3, np.float32)}
+CLASH = {"a": np.ones(3, np.float32), "a/b": np.ones(3, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("text", "arrays"),
+    [
+        *((text, ONE) for text in ("", "{", "[]", "{}", "null", "[" * 100_000)),
+        (json.dumps(HEADER)[:-3] + '{"a": ' * 9_000 + "1" + "}" * 9_002, ONE),
+        *(
+            (json.dumps(HEADER | change), ONE)
+            for change in (
+                {"format": [[1]]},
+                {"dtypes": {}},
+                {"dtypes": {"y": "float32"}},
+                {"dtypes": ["x"]},
+                {"dtypes": None},
+                {"dtypes": {"x": "foo"}},
+                {"dtypes": {"x": 4}},
+                {"dtypes": {"x": None}},
+                {"dtypes": {"x": "O"}},
+                {"dtypes": {"x": "float64"}},
+                {"dtypes": {"x": "bfloat16"}},
+                {"dtypes": {"x": "int32"}},
+                {"dtypes": {"x": "datetime64[s]"}},
+                {"dtypes": {"x": "f4,f4"}},
+                {"keys": {"x": "nope"}},
+                {"keys": {"x": "threefry2x32"}},
+                {"keys": {"x": 3}},
+                {"keys": {"y": "threefry2x32"}},
+                {"keys": []},
+                {"keys": None},
+                {"metadata": []},
+            )
+        ),
+        (json.dumps(HEADER | {"dtypes": dict.fromkeys(CLASH, "float32")}), CLASH),
+        (json.dumps(HEADER | {"dtypes": dict.fromkeys(sorted(CLASH)[::-1], "float32")}), CLASH),
+    ],
+    ids=lambda value: value[:60] if isinstance(value, str) else "",
+)
+def test_forged_headers_are_refused_and_the_file_named(tmp_path, text, arrays):
+    """Their checksums match: whoever writes a file can write that too."""
+    path = tmp_path / "forged.safetensors"
+    save_file(arrays, path, metadata={"jaxeff": checkpoints._digest(text, arrays) + text})
+    with pytest.raises(CheckpointError, match=r"forged\.safetensors") as refused:
+        load_pytree(path)
+    assert len(str(refused.value)) < 500
 
 
 @pytest.mark.parametrize(

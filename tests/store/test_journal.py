@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -193,3 +196,13 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         add_line(path, [2])
     assert path.read_bytes() == before
+
+
+@pytest.mark.process
+def test_processes_that_begin_repair_and_add_at_once_lose_nothing(tmp_path):
+    """A later beginner's head took the place of the rows that were there: a tenth were lost."""
+    program = Path(__file__).with_name("race_for_a_journal.py")
+    command = [sys.executable, program, tmp_path, "8", "4", "12"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "0\n"

@@ -1,5 +1,6 @@
 """Files and folders appear whole or not at all, whenever their writer dies."""
 
+import json
 import os
 import re
 import resource
@@ -89,6 +90,12 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
         with pytest.raises(FileExistsError, match=message):
             write(path)
     assert (tmp_path / "notes").read_text() == "mine"
+    (tmp_path / "mark").write_text("[" * 100_000)  # deeper than its reader's stack
+    with (
+        pytest.raises(FileExistsError, match="mark cannot tell"),
+        atomic_folder(tmp_path, "mark", json.loads),
+    ):
+        pass
     (tmp_path / "mark").write_text("file another")
     with pytest.raises(FileExistsError, match=r"its mark lists: notes; move them elsewhere"):
         write(tmp_path)

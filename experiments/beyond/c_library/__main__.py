@@ -174,7 +174,7 @@ STUDY = h.Study(
     },
     (h.Part(tasks, make),), CLAIMS, (h.Plot("calls", COST),), (h.Listing.each(COLUMNS),),
     differences=(
-        "The source's code is LiteRT for Microcontrollers' core runtime on a Cortex-M3, as its "
+        "The published code is LiteRT for Microcontrollers' core runtime on a Cortex-M3, as its "
         "guide says; operators and the model's arena come on top. It was not built here.",
         "Moments in int8 have weights of int8 and compute in float32: variances have no arithmetic "
         "of codes.",

@@ -49,7 +49,7 @@ class Case:
         """Functions with their arguments, by their arithmetic."""
         net = self.net
         if self.method == "moments":
-            moments = jaxeff.moments(net.f)
+            moments = jaxeff.moments(net.f, method="diagonal")
             written = in_codes(self.params), net.x
             return {
                 "float32": (moments, (self.params, net.x)),

@@ -3,20 +3,24 @@
     python -m experiments.beyond.fuzz --seeds 20 --first 100
 
 A seed gives a network: two to five blocks of a grammar (products, convolutions, pools, norms,
-activations, sums, gates, attention, recurrences, changes of shape) of random widths and sizes, and
-examples. It is tried as
+activations, sums, gates, attention, recurrences, changes of shape; layers, kernels, values and
+windows that are shared) of random widths and sizes, and examples. It is tried as
 
 | column | what is held |
 |---|---|
 | integer | codes of 8 bits, calibrated on 8 examples, are `integer_aware` at batch 1 and 8 |
 | moments, linear | variances, parameters random by 5 %, are those of 2,048 draws of the function |
 | pruned | the smaller network is the masked one |
-| deploy, onnx | a bundle of this machine, and ONNX Runtime, compute what XLA does |
+| deploy, onnx, litert | a bundle of this machine, ONNX Runtime and LiteRT compute what XLA does |
+| c_source | so does source in C by `gcc` with -O0, -O3, -ffast-math and sanitizers |
+| torch | a module of PyTorch of the same seed computes what PyTorch does, in batches of two sizes |
+| onnx_edges, litert_edges | a function of values at the edges of dtypes is XLA's to the bit |
 
-and found to be right, off by no more than float32's own rounding (measured against float64), off
-and warned of, refused in the library's words, or else wrong, without a word, or a crash. A ratio of
-variances is right from .8 to 1.25, two standard errors aside. XLA compiles without its
-optimizations, which take most of the time.
+PyTorch's modules are recurrent, pooled, have views, write in place and read sizes. What goes
+through ONNX is also read back. Each is found to be right, off by no more than float32's own
+rounding (measured against float64), off and warned of, refused in the library's words, or else
+wrong, without a word, or a crash. A ratio of variances is right from .8 to 1.25, two standard
+errors aside. XLA compiles without its optimizations, which take most of the time.
 """
 
 from collections import Counter
@@ -26,7 +30,7 @@ from typing import Annotated
 
 from matplotlib.axes import Axes
 
-from experiments.beyond.fuzz.cells import COLUMNS
+from experiments.beyond.fuzz.cells import COLUMNS, subject
 from experiments.beyond.fuzz.grammar import network
 from experiments.beyond.trials import in_processes
 from experiments.harness import (
@@ -99,13 +103,14 @@ def trials(run: Run[Settings]) -> list[Row]:
         left = list(dict.fromkeys(seed for seed, _ in todo))
         for at in range(0, len(left), _TOGETHER):
             seeds = left[at : at + _TOGETHER]
-            words = {seed: network(seed, settings.blocks).words for seed in seeds}
-            tasks = [f"{seed}:{column}" for seed, column in todo if seed in words]
+            nets = {seed: network(seed, settings.blocks) for seed in seeds}
+            tasks = [f"{seed}:{column}" for seed, column in todo if seed in nets]
             for task, cell in in_processes(
                 "experiments.beyond.fuzz.worker", [str(settings.blocks)], tasks, settings.limit
             ):
                 seed, column = int(task.split(":")[0]), task.split(":")[1]
-                kept = {"seed": seed, "column": column, **cell, "network": words[seed]}
+                words = subject(nets[seed], column)
+                kept = {"seed": seed, "column": column, **cell, "network": words}
                 yield (seed, column), [kept]
 
     return run.stream(

@@ -1,6 +1,8 @@
 """What is held of a random network: each transform against an oracle."""
 
+import dataclasses
 import importlib.util
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
@@ -11,6 +13,7 @@ import jax
 import numpy as np
 
 import jaxeff
+from experiments.beyond.fuzz import edges
 from experiments.beyond.fuzz.grammar import Network
 from experiments.beyond.trials import Cell, apart, judged
 from experiments.beyond.zoo import cells as zoo
@@ -56,7 +59,9 @@ def integer(net: Network) -> Cell:
         errors = _errors(propagated, near)
         usual, most = np.median(errors), errors.max()
         same &= bool(usual <= digits * np.abs(near).max())
-        same &= bool(most <= _errors(near, exact[: len(near)]).max())
+        # Where eight bits lose nothing, float32's digits are what is left to lose.
+        lost = _errors(near, exact[: len(near)]).max()
+        same &= bool(most <= max(lost, digits * np.abs(near).max()))
         told += [f"batch {size}: differs by {usual:.2g} (median), {most:.2g} (largest)"]
     told += [f"coarser codes beside a bias: {', '.join(coarse)}"] if coarse else []
     words = "; ".join(told)
@@ -75,9 +80,9 @@ def _rounded_anew(arrays: Mapping[str, Any]) -> list[str]:
     return [site for site, most in largest.items() if ((most > 0) & (most < 127)).any()]
 
 
-def _errors(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
+def _errors(outputs: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """The largest error of each example."""
-    return np.abs(found - exact).reshape(len(found), -1).max(1)
+    return np.abs(outputs - exact).reshape(len(outputs), -1).max(1)
 
 
 def _variance(net: Network, **settings: Any) -> Cell:
@@ -111,7 +116,7 @@ def pruned(net: Network) -> Cell:
     return zoo.pruned(net.subject())
 
 
-def _as_xla(net: Network, found: Any) -> Cell:
+def _as_xla(net: Network, outputs: Any) -> Cell:
     """Judges results of `net.others` against XLA's; the number is their distance.
 
     Further apart may be what both lose to float32, by a difference of large numbers, say. So where
@@ -120,12 +125,12 @@ def _as_xla(net: Network, found: Any) -> Cell:
     """
     f, params, x = net.block.apply, net.block.params, net.others
     by_xla = jax.jit(f)
-    cell = judged(apart(found, by_xla(params, x)), _EXACT)
+    cell = judged(apart(outputs, by_xla(params, x)), _EXACT)
     if cell.status == "right":
         return cell
     rng = np.random.default_rng(0)
     exact = _in_float64(f, params, x)
-    error, lost = apart(found, exact), [apart(by_xla(params, x), exact)]
+    error, lost = apart(outputs, exact), [apart(by_xla(params, x), exact)]
     for _ in range(_ROUNDINGS):
         moved = jax.tree.map(
             lambda w: w * np.float32(1 + _NEARBY * rng.standard_normal(w.shape)), params
@@ -172,7 +177,89 @@ def onnx(net: Network) -> Cell:
     return _as_xla(net, outputs)
 
 
+def litert(net: Network) -> Cell:
+    """LiteRT computes what XLA does, of other examples than the file was written with."""
+    if importlib.util.find_spec("ai_edge_litert") is None:
+        return Cell("absent", None, "jaxeff[litert] isn't installed")
+    from ai_edge_litert.interpreter import Interpreter
+    from jaxeff_export import to_litert
+
+    s = net.subject()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net.tflite"
+        file = to_litert(s.f, (s.params, *s.args), path)
+        run = Interpreter(str(path)).get_signature_runner()
+        outputs = run(**{file.inputs[0]: np.asarray(net.others)})
+        return _as_xla(net, outputs[file.outputs[0]])
+
+
+def c_source(net: Network) -> Cell:
+    """Source in C computes what XLA does under any flags, and sanitizers have nothing to say."""
+    from jaxeff_export import CLibraryError, deploy
+    from jaxeff_export.clib import ExampleProgram
+
+    if shutil.which("gcc") is None:
+        return Cell("absent", None, "gcc isn't installed")
+    s, cell = net.subject(), Cell("right", 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = deploy(s.f, (s.params, *s.args), path=Path(folder) / "bundle", check=False)
+        library = bundle.export_c(Path(folder) / "net", source=True)
+        for flags in FLAGS:
+            build = ("gcc", *library.build[1:], *flags.split())
+            program = ExampleProgram(dataclasses.replace(library, build=build), None)
+            try:
+                (outputs,) = program.run([np.asarray(net.others)])
+            except CLibraryError as error:  # what was refused was so before
+                return Cell("wrong", None, f"{flags}: {error}")
+            now = _as_xla(net, outputs)
+            now = dataclasses.replace(now, words=f"{flags}: {now.words}")
+            if now.status == "wrong":
+                return now
+            cell = now if now.status == "rounding" else cell
+    return cell
+
+
+FLAGS = (
+    "-O0", "-O3", "-O3 -ffast-math", "-O1 -fsanitize=undefined -fsanitize-undefined-trap-on-error",
+)  # fmt: skip
+"""How source in C is compiled."""
+
+
+def torch(net: Network) -> Cell:
+    """The function of a module of PyTorch, drawn from the same seed, computes what PyTorch does."""
+    if importlib.util.find_spec("torchax") is None:
+        return Cell("absent", None, "jaxeff[torch] isn't installed")
+    from experiments.beyond.fuzz import modules
+
+    return modules.torch_module(net.seed)
+
+
+def onnx_edges(net: Network) -> Cell:
+    """A function of values at the edges of dtypes, of the same seed, through ONNX and back."""
+    return edges.onnx(net.seed)
+
+
+def litert_edges(net: Network) -> Cell:
+    """The same through LiteRT."""
+    return edges.litert(net.seed)
+
+
 COLUMNS: Mapping[str, Callable[[Network], Cell]] = {
-    of.__name__: of for of in (integer, moments, linear, pruned, deploy, onnx)
-}
+    of.__name__: of
+    for of in (
+        integer, moments, linear, pruned, deploy, c_source, onnx, litert, torch, onnx_edges,
+        litert_edges,
+    )
+}  # fmt: skip
 """What is tried, by name."""
+
+
+def subject(net: Network, column: str) -> str:
+    """What a column tries, in words."""
+    if column.endswith("_edges"):
+        return edges.edged(net.seed).words
+    if column == "torch" and importlib.util.find_spec("torchax") is not None:
+        from experiments.beyond.fuzz import modules
+
+        return modules.module(net.seed)[0]
+    return net.words

@@ -179,7 +179,7 @@ STUDY = Study(
     },
     (Part(tasks, make),), judging.CLAIMS, (judging.CROSSOVER,), (Listing.each(judging.COLUMNS),),
     differences=(
-        "The source deploys on ARM boards; these are times of an x86 processor.",
+        "The thesis deploys on ARM boards; these are times of an x86 processor.",
         "Parameters are random: speed doesn't depend on them, accuracy isn't looked at here.",
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ are counted on a network of the same form, whose parameters are random.
 
 `--fast` has tones in place of words, and needs no data. Without it Speech Commands is read from
 `JAXEFF_DATA`, of which the 4,890 recordings of its test archive are enough: a fifth of their
-speakers test. The source (Warden, arXiv:1804.03209, section 7.1) trains on 36,900 recordings of the
+speakers test. The paper (Warden, arXiv:1804.03209, section 7.1) trains on 36,900 recordings of the
 same twelve classes and reports 88.2 % for its baseline.
 """
 
@@ -35,7 +35,7 @@ from experiments.beyond.microcontroller.moments import has_toolchain
 from experiments.harness import Row, Run
 
 SOURCE = 0.882
-"""Accuracy of the source's baseline, trained on nine times as many recordings."""
+"""Accuracy of the paper's baseline, trained on nine times as many recordings."""
 
 AGREEING = 0.99
 """Share of decisions: sums of a grid in floating point round differently, seldom past a tie."""
@@ -199,7 +199,7 @@ CLAIMS = (
     ),
     h.Claim("a step of a stream has JAX's bits", "same", h.equals(1), 1, STREAM),
     h.Claim(
-        "integers: accuracy, with a ninth of the source's recordings", "accuracy",
+        "integers: accuracy, with a ninth of the paper's recordings", "accuracy",
         h.at_least(SOURCE), SOURCE, h.where(table="stages", stage="integer"), "full",
     ),
     h.Claim("accuracy over LiteRT's, int8", "ours", h.at_least("accuracy"), "{accuracy}", LITERT,
@@ -228,8 +228,8 @@ STUDY = h.Study(
     ),
     (h.Listing.each(COLUMNS),),
     differences=(
-        "The source trains on 36,900 recordings; here there are those of the test archive alone, "
-        "split by speaker.",
+        "Warden's paper trains on 36,900 recordings; here there are those of the test archive "
+        "alone, split by speaker.",
     ),
 )  # fmt: skip
 

@@ -3,9 +3,10 @@
     python -m experiments.beyond.microcontroller
 
 Instructions of a call are counted by a plugin of qemu, so they are exact and the same in every run;
-they are no time. The source is Arm's CMSIS-NN (commit 99f736a, gcc 12.2 at -O3, its functions
-called one after the other on the same networks), counted in the same way. Only its ratios to an
-earlier state of this library were kept, to two digits, so its counts are right within 1 %.
+they are no time. They are held against Arm's CMSIS-NN (commit 99f736a, gcc 12.2 at -O3, its
+functions called one after the other on the same networks), counted in the same way. Only its
+ratios to an earlier state of this library were kept, to two digits, so its counts are right
+within 1 %.
 """
 
 import contextlib
@@ -249,7 +250,7 @@ STUDY = h.Study(
         "Cycles are estimated by llvm-mca with memory that nothing waits for; published ones are "
         "those of boards, which take more than such an estimate says.",
         "Parameters and inputs are random: instructions do not depend on them.",
-        "The source takes and returns int8; ours takes and returns float32, in its workspace not "
+        "CMSIS-NN takes and returns int8; ours takes and returns float32, in its workspace not "
         "counted.",
         "A Cortex-M85's code runs on the emulator's Cortex-M55: no released qemu has an M85.",
         "3.2 times was asked of moments when DS-CNN's float pass took 7.01 million instructions, "

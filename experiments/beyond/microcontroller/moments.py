@@ -17,7 +17,7 @@ from experiments.beyond.c_library.subjects import SPREAD, in_codes, of_codes
 from experiments.beyond.microcontroller.networks import SHAPES, network
 from experiments.harness import Row
 
-PASSES = ("float", "diagonal", "diagonal, int8", "shared kernels")
+PASSES = ("float", "diagonal", "diagonal, int8")
 """The network's own pass, and its moments: positions apart, so from int8 weights, the default."""
 
 
@@ -67,7 +67,7 @@ def _pass(name: str, kind: str) -> tuple[Callable[..., Any], Any]:
     if kind == "float":
         return f, params
     belief = jax.tree.map(lambda w: jaxeff.Gaussian(w, SPREAD * w**2), params)
-    moments = jaxeff.moments(f, shared=kind == "shared kernels")
+    moments = jaxeff.moments(f, method="diagonal")
     if kind.endswith("int8"):
         return of_codes(moments), in_codes(belief)
     return moments, belief

@@ -1,10 +1,8 @@
 """Every way to a variance, on one network: how right it is, and what it costs.
 
-- default: `moments(f)`, which follows what a kernel's positions share;
-- diagonal: `moments(f, shared=False)`;
-- calibrated: `moments(f)` with the factors of `calibrate_moments`, beside the diagonal pass;
-- default, calibrated: with those of `calibrate_moments(..., shared=True)`, of results;
-- correlated: `moments(f, correlations=True)`;
+- default: `moments(f)`, which chooses the diagonal or the linear method;
+- diagonal: `moments(f, method="diagonal")`;
+- calibrated: `moments(f)` with the factors of `calibrate_moments`;
 - linear: `moments(f, method="linear")`;
 - last layer only: the diagonal of a posterior that is random in its last layer alone;
 - 30 draws of the weights.
@@ -36,9 +34,9 @@ from jaxeff.moment_propagation import (
 from jaxeff.program import trace
 from jaxeff.uncertainty import sample_logits
 
-DEFAULT, DIAGONAL, CALIBRATED, CORRELATED = "default", "diagonal", "calibrated", "correlated"
-SCALED, LINEAR, LAST, DRAWN = "default, calibrated", "linear", "last layer only", "30 draws"
-METHODS = (DEFAULT, DIAGONAL, CALIBRATED, SCALED, CORRELATED, LINEAR, LAST, DRAWN)
+DEFAULT, DIAGONAL, CALIBRATED = "default", "diagonal", "calibrated"
+LINEAR, LAST, DRAWN = "linear", "last layer only", "30 draws"
+METHODS = (DEFAULT, DIAGONAL, CALIBRATED, LINEAR, LAST, DRAWN)
 BATCH, _DRAWS, _LOGITS, _CHECKED = 10, 30, 100, 10
 
 
@@ -47,15 +45,13 @@ def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:
     f, sets = case.f, case.sets
     keys = jax.random.split(key, 5)
     x = sets.test[0][: settings.held_out]
-    passes = {
+    uncompiled = {
         DEFAULT: moments(f),
-        DIAGONAL: moments(f, shared=False),
-        CORRELATED: moments(f, correlations=True),
+        DIAGONAL: moments(f, method="diagonal"),
         LINEAR: moments(f, method="linear"),
     }
-    passes = {method: jax.jit(g) for method, g in passes.items()}
-    passes |= {CALIBRATED: jax.jit(moments(f)), SCALED: jax.jit(moments(f)),
-               LAST: passes[DIAGONAL]}  # fmt: skip
+    passes: dict[str, Any] = {method: jax.jit(g) for method, g in uncompiled.items()}
+    passes |= {CALIBRATED: jax.jit(moments(f)), LAST: passes[DIAGONAL]}
     asked = {DEFAULT, *(settings.methods or passes)}
     passes = {method: g for method, g in passes.items() if method in asked}
     first: dict[str, Row] = {}
@@ -67,9 +63,9 @@ def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:
             LAST: last_layer_only(f, posterior, x[:BATCH])
         }
         seconds = {}
-        for method in [one for one in (CALIBRATED, SCALED) if one in passes]:
-            measured = partial(calibrate, keys[1], f, posterior, seen, shared=method == SCALED)
-            posteriors[method], seconds[method] = _spent(measured)
+        if CALIBRATED in passes:
+            measured = partial(calibrate, keys[1], f, posterior, seen)
+            posteriors[CALIBRATED], seconds[CALIBRATED] = _spent(measured)
         rows: list[Row] = []
         for method, g in list(passes.items()):
             if method not in first:  # later posteriors run what is compiled, and warn no more

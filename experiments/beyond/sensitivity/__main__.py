@@ -107,7 +107,7 @@ def references(report: Report) -> Iterator[Row]:
 
 
 CLAIMS = (
-    h.Claim(  # the source proposes the measures and reports no number
+    h.Claim(  # the thesis proposes the measures and reports no number
         "{case}: {measure} ranks {slots} slots as {reference} (Spearman)",
         "rho", h.above(AGREES), f"> {AGREES} (not published)", references, "default",
     ),
@@ -181,9 +181,9 @@ COLUMNS = (
     "updates", "seconds",
 )  # fmt: skip
 DIFFERENCES = (
-    "The source proposes the measures without trying them: there is no number to compare with.",
+    "The thesis proposes the measures without trying them: there is no number to compare with.",
     "Except at full size, networks are trained for fewer epochs, levels and seeds than the "
-    "source's walking noise; every row names its size.",
+    "thesis' walking noise; every row names its size.",
     "Additive noise only: under multiplicative noise layers learn to binarize, which no measure of "
     "a network trained without noise can foresee.",
 )

@@ -7,7 +7,7 @@
 2. how long reading ResNet-18 takes.
 
 The counts are exact and the same on every machine of this XLA; what reading takes is a time. The
-source has no such numbers: they are what keeps transforms honest.
+thesis has no such numbers: they are what keeps transforms honest.
 """
 
 import statistics

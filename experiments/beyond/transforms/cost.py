@@ -88,7 +88,7 @@ def pair(net: Subject, transform: str) -> tuple[Callable[..., Any], Callable[...
             lambda p, x: net.by_hand(handwritten.Quantized(BITS), p, net.state, x),
             (net.params, net.x),
         )
-    diagonal = moments(net.f, shared=False)  # as it is written by hand
+    diagonal = moments(net.f, method="diagonal")  # as it is written by hand
     return diagonal, moments_by_hand(net), (posterior_around(net.params), net.x)
 
 

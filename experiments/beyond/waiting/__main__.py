@@ -14,7 +14,7 @@ measurement has a process of its own.
 
        pip install qwix; pip install torch-pruning torchvision
 
-The source has no such numbers: they are what keeps growth and waiting from coming back.
+The thesis has no such numbers: they are what keeps growth and waiting from coming back.
 """
 
 from collections.abc import Iterator, Sequence

@@ -179,8 +179,8 @@ def _analog(s: Subject) -> Function:
 
 FUNCTIONS: dict[str, Callable[[Subject], Function]] = {
     "noisy": _noisy, "quantized": _quantized, "trained": _trained, "integer": _integer,
-    "diagonal": _moments(shared=False), "moments": _moments(), "linear": _moments(method="linear"),
-    "ensemble": _ensemble, "lora": _lora, "analog": _analog,
+    "diagonal": _moments(method="diagonal"), "moments": _moments(),
+    "linear": _moments(method="linear"), "ensemble": _ensemble, "lora": _lora, "analog": _analog,
 }  # fmt: skip
 """Transforms. "trained" is the gradient of "quantized", over the gradient of f."""
 

@@ -35,6 +35,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import warnings
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,15 +47,24 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
-from jaxeff.core import any_of, boolean, function_of_form, static_integer, string_sequence, validate
-from jaxeff.store import open_regular, write_atomically
+from jaxeff.core import (
+    any_of,
+    boolean,
+    call_arguments,
+    function_of_form,
+    static_integer,
+    string_sequence,
+    validate,
+)
+from jaxeff.moment_propagation import MomentsWarning
+from jaxeff.program import methods_chosen
+from jaxeff.store import max_inflated_size, open_regular, read_member, write_atomically
 from jaxeff_export.artifact import _signature as signature
 from jaxeff_export.targets import require_extra
 
 MOST_TEXT = 1 << 24
 """Bytes of a document: those of a network of a hundred thousand arrays."""
 
-_ROOM, _RATIO = 1 << 28, 64
 
 _DOORS = {
     ".onnx": "jaxeff_export.from_onnx(path)",
@@ -104,43 +114,6 @@ def version_complaint(document: Mapping[str, Any], known: tuple[int, int]) -> st
     if version in known:
         return ""
     return f"format version {version}, this jaxeff reads {known[0]} and {known[1]}"
-
-
-def max_inflated_size(size: int) -> int:
-    """Limits the bytes that a file of `size` bytes may be inflated to.
-
-    Codes of one bit take a byte each in memory, eight times their size in the file. Any computer
-    has room for small files.
-    """
-    return max(_ROOM, _RATIO * size)
-
-
-def require_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
-    """Finds a member of a zip file, if reading a part of it inflates no more than that part.
-
-    Raises:
-      ValueError: if there is none, or it is neither stored nor deflated.
-    """
-    try:
-        member = archive.getinfo(name)
-    except KeyError:
-        raise ValueError(f"it has no {name}") from None
-    # Other methods inflate whole blocks, however little is read of them.
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"its {name} is compressed in another way than deflated")
-    return member
-
-
-def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """Reads the content of a zip file's member, of at most `most` bytes."""
-    with archive.open(require_member(archive, name)) as member:
-        # One byte more than allowed tells too large a member without inflating the rest of it.
-        content = member.read(most + 1)
-    if len(content) > most:
-        raise ValueError(
-            f"its {name} inflates to more than {most} bytes, which nothing in it needs"
-        )
-    return content
 
 
 def _canonical(body: dict[str, Any]) -> bytes:
@@ -405,6 +378,7 @@ class Artifact:
 
 @validate(
     f=function_of_form("f(*args)"),
+    args=call_arguments,
     parameters=static_integer(0),
     any_batch=any_of(boolean, string_sequence),
 )
@@ -454,6 +428,13 @@ class TracedExport:
     treedef: Any
 
 
+_CHOSEN = (
+    "moments(f) has chosen the linear method, a pass backward for each result, which is dear in a "
+    "compiled function: deploy(moments(f), ...) takes the diagonal pass, but not inside of another "
+    "function. Say there which is meant, moments(f, method='diagonal') or method='linear'."
+)
+
+
 def export_traced(
     f: Callable[..., Any],
     args: Sequence[Any],
@@ -484,8 +465,10 @@ def export_traced(
 
     def lowered(arguments: Sequence[Any]) -> TracedExport:
         leaves, inputs = signature.flatten_named(arguments, names)
-        results = jax.eval_shape(jitted, *leaves)
-        result = jax.tree.unflatten(structures[-1], results)
+        traced = jitted.trace(*leaves)
+        if "linear" in methods_chosen(traced.jaxpr.jaxpr.eqns):
+            warnings.warn(_CHOSEN, MomentsWarning, stacklevel=4)
+        result = jax.tree.unflatten(structures[-1], traced.out_info)
         _, outputs = signature.flatten_named([result], ["result"])
         # `jaxeff.integer(...).coded(...)` says what its codes stand for; parameters come before
         # data.

@@ -19,13 +19,12 @@ of forms, for one of them.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import inspect
 import math
 import reprlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +33,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxeff.core import check_params
-from jaxeff.moment_propagation import Gaussian
+from jaxeff_export.runtime import Description, SignatureError, count_leaves, rebuild
 
 COUNT = range(2**53)
 """Sizes and other counts: whole numbers that any reader of JSON takes as they are."""
@@ -118,10 +117,6 @@ def _short(value: Any) -> str:
 
 BATCH = "batch"
 _ARRAYS = (np.ndarray, jax.Array)
-
-
-class SignatureError(ValueError):
-    """Inputs that do not fit what a function was exported for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -430,9 +425,6 @@ def check_array(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
     return array
 
 
-Description = dict[str, Any]
-
-
 _ITEMS: dict[str, Any] = {"items": [{}]}
 _FORMS: dict[str, dict[str, Any]] = {
     **{"leaf": {}, "none": {}, "list": _ITEMS, "tuple": _ITEMS},
@@ -472,25 +464,6 @@ def describe(tree: Any) -> Description:
     }
 
 
-def rebuild(description: Description, leaves: Sequence[Any]) -> Any:
-    """Builds the pytree of a description with `leaves` in flattening order.
-
-    Raises:
-      ValueError: if the number of leaves differs, or the description is not one.
-    """
-    expected = count_leaves(description)
-    if expected != len(leaves):
-        raise ValueError(f"the structure has {expected} leaves, {len(leaves)} were given")
-    return _rebuild(description, iter(leaves))
-
-
-def count_leaves(description: Description) -> int:
-    """Counts the leaves of a described structure."""
-    if description["kind"] == "leaf":
-        return 1
-    return sum(count_leaves(item) for item in description.get("items", ()))
-
-
 def require_structure(description: Any) -> int:
     """Counts the leaves of a structure of any origin, after checking that it can be rebuilt.
 
@@ -501,7 +474,7 @@ def require_structure(description: Any) -> int:
         _require_node(description, "structure")
         count = count_leaves(description)
         # A trial with numbers for leaves: a class with other fields shows now, not in a call.
-        _rebuild(description, iter(range(count)))
+        rebuild(description, range(count))
     except RecursionError:
         raise ValueError("structure is nested deeper than any that jaxeff writes") from None
     except TypeError as error:  # of a class whose fields are others
@@ -524,31 +497,6 @@ def _require_node(node: Any, where: str) -> None:
     keys = node["keys"] if "keys" in _FORMS[kind] else range(len(items))
     if len(set(keys)) != len(items) or len(keys) != len(items):
         raise ValueError(f"{where}.keys are not as many, all different, as its items")
-
-
-def _rebuild(description: Description, leaves: Iterator[Any]) -> Any:
-    kind = description["kind"]
-    if kind == "leaf":
-        return next(leaves)
-    if kind == "none":
-        return None
-    items = [_rebuild(item, leaves) for item in description["items"]]
-    if kind == "list":
-        return items
-    if kind == "tuple":
-        return tuple(items)
-    keys = description["keys"]
-    if kind == "dict":
-        return dict(zip(keys, items, strict=True))
-    if kind == "namedtuple":
-        return collections.namedtuple(description["name"], keys)(*items)
-    if kind == "node":
-        children = dict(zip(keys, items, strict=True))
-        # The only class that is imported: no other name in a file chooses code.
-        if description["name"] == "Gaussian" and description["module"].startswith("jaxeff."):
-            return Gaussian(**children)
-        return children
-    raise ValueError(f"{kind!r} is no kind of structure; known are {', '.join(_FORMS)}")
 
 
 def _one_level(tree: Any) -> tuple[list[Any], list[Any]]:

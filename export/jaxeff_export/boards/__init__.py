@@ -3,6 +3,8 @@
 ``"local"`` is this process, ``"rpc://host:port"`` a machine that runs TVM's RPC server,
 ``"rpc://host:port/key"`` any free board that registered with a tracker under that key, and
 ``"emulated"`` a core in software (``"emulated:cortex-a53"``, ``"emulated:cortex-m7"`` name it).
+``"probe:/dev/ttyACM0"`` is a board of an installed package whose metadata has an entry point
+``probe`` in the group `jaxeff.boards`: a function from what stands behind the colon to a `Board`.
 
 ```python
 from jaxeff_export.boards import make_board
@@ -18,7 +20,7 @@ with make_board("local") as here:
 from collections.abc import Mapping
 from typing import Any
 
-from jaxeff.core import instance_of, validate
+from jaxeff.core import instance_of, plugins, validate
 from jaxeff_export.boards import _emulated
 from jaxeff_export.boards._board import Board as Board
 from jaxeff_export.boards._board import BoardError as BoardError
@@ -29,11 +31,14 @@ from jaxeff_export.boards._emulated import ProgramBoard as ProgramBoard
 from jaxeff_export.boards._emulated import board_kinds as board_kinds
 from jaxeff_export.boards._emulated import require_emulator as require_emulator
 from jaxeff_export.boards._local import LocalBoard as LocalBoard
-from jaxeff_export.boards._local import run_on_threads as run_on_threads
 from jaxeff_export.boards._rpc import RpcBoard as RpcBoard
 from jaxeff_export.boards._rpc import TrackedBoard as TrackedBoard
+from jaxeff_export.runtime import run_on_threads as run_on_threads
 
 emulated = _emulated
+
+PLUGINS = "jaxeff.boards"
+"""Group of entry points of boards from other packages."""
 
 
 @validate(spec=instance_of(str, Board), target=instance_of(Mapping))
@@ -42,7 +47,8 @@ def make_board(spec: str | Board, *, target: Mapping[str, Any] | None = None) ->
 
     Args:
       spec: ``"local"``, ``"rpc://host:port"``, ``"rpc://host:port/key"``, ``"emulated"``,
-        ``"emulated:<core>"`` or a `Board`.
+        ``"emulated:<core>"``, ``"<plug-in>"`` or ``"<plug-in>:<place>"`` of an installed package,
+        or a `Board`.
       target: the target whose processor a bare ``"emulated"`` stands for, if one is emulated.
     """
     if isinstance(spec, Board):
@@ -59,7 +65,16 @@ def make_board(spec: str | Board, *, target: Mapping[str, Any] | None = None) ->
             known = ", ".join((*CORES, *PROGRAM_CORES))
             raise BoardError(f"no emulated core {core!r}; there are {known}")
         return ProgramBoard(core) if core in PROGRAM_CORES else EmulatedBoard(core)
+    scheme, _, place = spec.partition(":")
+    installed = plugins(PLUGINS)
+    if scheme in installed:
+        board = installed[scheme].load()(place)
+        if not isinstance(board, Board):
+            value = installed[scheme].value
+            raise BoardError(f"board {spec!r}: {value} returned no Board, but {board!r}")
+        return board
+    others = "".join(f", {name}:<place>" for name in sorted(installed))
     raise BoardError(
         f"unknown board {spec!r}: use local, emulated, emulated:<core>, rpc://host:port, or "
-        "rpc://tracker:port/key"
+        f"rpc://tracker:port/key{others}"
     )

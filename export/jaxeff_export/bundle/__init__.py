@@ -4,6 +4,7 @@ from jaxeff_export.bundle._building import build as build
 from jaxeff_export.bundle._bundle import BoardResult as BoardResult
 from jaxeff_export.bundle._bundle import Bundle as Bundle
 from jaxeff_export.bundle._bundle import run_on_boards as run_on_boards
+from jaxeff_export.bundle._deployment import BatchWarning as BatchWarning
 from jaxeff_export.bundle._deployment import DisagreementWarning as DisagreementWarning
 from jaxeff_export.bundle._deployment import deploy as deploy
 from jaxeff_export.bundle._deployment import deploy_artifact as deploy_artifact

@@ -25,10 +25,9 @@ from jaxeff_export.bundle._example import MOST_UNPACKED, lift
 from jaxeff_export.bundle.files import pack_arrays
 from jaxeff_export.bundle.running import instrument_sources, require_numbers
 from jaxeff_export.clib import CLibrary, write_library
+from jaxeff_export.runtime import PROGRAM
 from jaxeff_export.schedules import TuningDatabase
 from jaxeff_export.targets import ToolchainError, has_runtime, kernel_features, target_machine
-
-_PROGRAM = Path(__file__).parent / "running" / "_device_runner.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +57,7 @@ class BundleParts:
       verdict: what is known of the results beside their values.
       state: names of the arguments that the bundle keeps and updates.
       tokenizer: what makes tokens of texts, or None.
+      placements: by name of a parameter, which derived array has its numbers, and where.
     """
 
     library: Path
@@ -79,6 +79,7 @@ class BundleParts:
     verdict: str
     state: tuple[str, ...]
     tokenizer: Tokenizer | None
+    placements: Mapping[str, files.ArrayPlaces]
 
 
 def write_bundle(parts: BundleParts, path: Path) -> files.Manifest:
@@ -98,14 +99,18 @@ def write_bundle(parts: BundleParts, path: Path) -> files.Manifest:
             files.DERIVED: lambda: pack_arrays(parts.derived),
             files.ARTIFACT: artifact.to_bytes,
             files.SELFCHECK: lambda: pack_arrays(recorded),
-            files.PROGRAM: _PROGRAM.read_bytes,
+            files.PROGRAM: PROGRAM.read_bytes,
         }
         if parts.tokenizer is not None:
             tokenizer = parts.tokenizer
             contents[files.TOKENIZER] = lambda: files.pack_tokenizer(tokenizer)
-        rest = [p for i, p in enumerate(parts.parameters) if i not in kept]
-        if rest and sum(array.nbytes for array in parts.parameters) <= MOST_UNPACKED:
-            contents[files.UNPACKED] = lambda: pack_arrays(rest)
+        places, placed = _placed(artifact.inputs, kept, parts.placements)
+        if places:
+            contents[files.PLACES] = lambda: files.pack_places(places)
+        names = [spec.name for spec in artifact.inputs]
+        unplaced = [i for i in range(bound) if i not in kept and names[i] not in placed]
+        if unplaced and sum(array.nbytes for array in parts.parameters) <= MOST_UNPACKED:
+            contents[files.UNPACKED] = lambda: pack_arrays([parts.parameters[i] for i in unplaced])
         written = {}
         for name in contents:
             content = contents[name]()  # one in memory at a time
@@ -136,9 +141,27 @@ def write_bundle(parts: BundleParts, path: Path) -> files.Manifest:
             rounds_inputs=parts.rounds_inputs,
             verdict=parts.verdict,
             state=parts.state,
+            placed=placed,
         )
         write_atomically(folder / files.MANIFEST, manifest.to_bytes())
     return manifest
+
+
+def _placed(
+    inputs: Sequence[TensorSpec], kept: Sequence[int], placements: Mapping[str, files.ArrayPlaces]
+) -> tuple[list[np.ndarray], dict[str, tuple[int, int, int]]]:
+    """Lists places to write, equal ones once, and which are those of which parameter."""
+    numbers: dict[bytes, int] = {}
+    arrays: list[np.ndarray] = []
+    placed = {}
+    stored = {inputs[index].name for index in kept}
+    for name, (derived, places) in placements.items():
+        if name not in stored:
+            number = numbers.setdefault(places.tobytes(), len(arrays))
+            if number == len(arrays):
+                arrays.append(places)
+            placed[name] = derived, number, len(places)
+    return arrays, placed
 
 
 def _kept(bound: int, operands: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
@@ -207,7 +230,9 @@ def build(
     say("importing StableHLO")
     lifted = lift(example, target)
     # Arrays of a bundle that is built again are taken over, so that both hold the same bits.
-    derived = _example.derive(lifted, example.bound) if example.derived is None else example.derived
+    derived, placements = example.derived, example.placements
+    if derived is None:
+        derived, placements = _derived(lifted, example)
     works: list[compiler.Work] = []  # a C library's kernels are never modelled
     with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
         library = Path(workspace) / "library.so"
@@ -244,6 +269,7 @@ def build(
             verdict=example.verdict,
             state=example.state,
             tokenizer=example.tokenizer,
+            placements=placements,
         )
         # Where bundles are C libraries the next thing asked of one is another of them.
         if has_runtime(target.settings):
@@ -251,6 +277,19 @@ def build(
         bundle = Bundle(path, write_bundle(parts, path), example.treedef, lifted)
         bundle.take_library(c_library)
         return bundle
+
+
+def _derived(
+    lifted: Any, example: _example.Example
+) -> tuple[list[np.ndarray], dict[str, files.ArrayPlaces]]:
+    """Computes what depends on the parameters alone, and finds the parameters in it."""
+    compute, bound = _example.derivation(lifted), example.bound
+    derived = compute(bound)
+    # Of more bytes a bundle doesn't keep what was given.
+    if not derived or sum(array.nbytes for array in bound) > MOST_UNPACKED:
+        return derived, {}
+    places = _example.placements(lifted, compute, bound, derived)
+    return derived, {example.artifact.inputs[i].name: place for i, place in places.items()}
 
 
 # Neither debugging information nor pages of padding: a small network's would weigh more than it.

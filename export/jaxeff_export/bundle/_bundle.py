@@ -7,8 +7,10 @@
     selfcheck.npz     inputs, and the outputs JAX computed from them
     run.py            runs the bundle on a device that has TVM's runtime and numpy, nothing else
     tokenizer.json    a decoder's tokens, where they were given
-    unpacked.npz      parameters that the library takes in a layout of its own, as they were given,
-                      for `export_c(source=True)`; up to 16 MiB
+    places.npz        where the numbers of parameters are that derived.npz has in another order,
+                      for `export_c(source=True)` and `check(data=...)`
+    unpacked.npz      other parameters that the library takes in a form of its own, as they were
+                      given; both for parameters of up to 16 MiB
     manifest.json     shapes, dtypes, target, versions, and the checksum of every file
 
 Sharp edges: loading a library runs native code, so load bundles only from where you would install
@@ -57,7 +59,7 @@ from jaxeff_export.bundle._example import (
     MOST_UNPACKED,
     Example,
     NamedTarget,
-    derive,
+    derivation,
     export_c,
     kernel_calls,
     layers_of,
@@ -129,7 +131,10 @@ class Bundle(files.BundleFolder):
                 for spec in artifact.inputs[: artifact.leaf_count(parameters)]
             ]
         manifest = self.manifest
-        known = self.treedef, self.derived, manifest.verdict, manifest.state, self.tokenizer
+        known = (
+            self.treedef, self.derived, manifest.verdict, manifest.state, self.tokenizer,
+            self.placements,
+        )  # fmt: skip
         return Example(artifact, parameters, bound, self.recorded, *known)
 
     @contextlib.contextmanager
@@ -385,7 +390,7 @@ class Bundle(files.BundleFolder):
                 f"{MOST_UNPACKED >> 20} MiB: deploy a smaller network for source=True"
             )
         lifted = lift(example, NamedTarget.of_any())
-        bound = [*example.bound, *derive(lifted, example.bound)]
+        bound = [*example.bound, *derivation(lifted)(example.bound)]
         return lifted, [bound[index] for index in lifted.operands]
 
     def model(self, core: str | None = None, like: str | None = None) -> KernelModels:

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ from jaxeff_export.bundle._bundle import Bundle
 from jaxeff_export.bundle._example import Example, NamedTarget
 from jaxeff_export.bundle.files import BundleError, RecordedPair, SelfCheck
 from jaxeff_export.schedules import TuningDatabase
-from jaxeff_export.targets import ToolchainError, has_runtime
+from jaxeff_export.targets import ToolchainError, has_runtime, processor_of
 
 _BYTES = {"int4": jnp.int8, "uint4": jnp.uint8}
 
@@ -139,7 +140,9 @@ def deploy(
     """Compiles ``f(params, *inputs)`` into a bundle.
 
     Args:
-      f: a pure function whose first argument is the parameters, e.g. ``jaxeff.moments(f)``.
+      f: a pure function whose first argument is the parameters, e.g. ``jaxeff.moments(f)``:
+        without a method of its own that is the diagonal pass here, with the factors that
+        ``calibrate_moments`` measured.
       args: ``(params, *inputs)``. The parameters (a trained posterior) go into the bundle;
         the inputs fix the shapes and dtypes, and their values become the self-check, so give a
         real example.
@@ -165,7 +168,8 @@ def deploy(
         found there, the others the default ones.
       progress: called with one line per step.
       check: whether the library runs on the example, where it can: here, or as a program in the
-        emulator. One that disagrees with JAX comes with a `DisagreementWarning`.
+        emulator. One that disagrees with JAX comes with a `DisagreementWarning`, one of a
+        microcontroller that computes a large batch in each call with a `BatchWarning`.
 
     Returns:
       The bundle; ``bundle.run(*inputs, board=...)`` calls it.
@@ -183,9 +187,9 @@ def deploy(
       TuningError: if `database` is none, damaged, or of another TVM version.
       UnsupportedOpError: if the function uses an operation the importer does not know.
     """
-    if not args:
-        raise SignatureError("args is empty; give (params, *inputs)")
+    _require_tuple(args, target)
     names = argument_names(f, len(args))
+    f = _deployed(f)
     # All that was asked for is checked before tracing, which may take minutes.
     order = _Order.of(names, parameters, target, path, database, progress)
     leaves = _concrete(args)
@@ -217,6 +221,13 @@ def deploy(
         if check:
             _check_here(bundle, order.say)
     return bundle
+
+
+def _deployed(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the pass that one deploys of `moments`; any other function as it is."""
+    plain = getattr(f, "__wrapped__", f) if isinstance(f, jax.stages.Wrapped) else f
+    deployed: Any = getattr(plain, "deployed", None)
+    return deployed if getattr(deployed, "in_place_of", None) is plain else f
 
 
 class DisagreementWarning(UserWarning):
@@ -365,6 +376,8 @@ class _Order:
         after = artifact.leaf_count(self.parameters)
         state = more.get("state", ())
         state_places(state, names, specs[after:], artifact.outputs, artifact.structure)
+        if not state:  # whose arrays have axes of their own
+            _warn_of_batch(self.target, specs[after:], artifact.outputs)
         self.say("computing the reference with JAX")
         bound = artifact.leaf_count(self.parameters)
         data = zip(specs[bound:], leaves[bound:], strict=True)
@@ -425,6 +438,57 @@ def _parameters(arguments: Sequence[str], count: int | None) -> int:
             f"parameters is {count}, but of {len(arguments)} arguments: {', '.join(arguments)}"
         )
     return count
+
+
+def _require_tuple(args: Any, target: Any) -> None:
+    """Refuses arguments that are given one by one, as the function itself takes them."""
+    among = next((kind for kind in (jax.Array, np.ndarray) if isinstance(target, kind)), None)
+    if isinstance(args, tuple | list) and among is None:
+        if not args:
+            raise SignatureError("args is empty; give (params, *inputs)")
+        return
+    came = f"args is {_described(args)}"
+    if among is not None:
+        came += f", and {_described(target)} is where the target belongs"
+    raise SignatureError(
+        f"deploy takes a function's arguments as one tuple, deploy(f, (params, x), target); {came}"
+    )
+
+
+def _described(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array {value.dtype}{list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+class BatchWarning(UserWarning):
+    """A microcontroller is to compute a whole batch in each call."""
+
+
+_MANY_BYTES = 1 << 15
+"""Of arrays that have a batch, an eighth of what such boards have: fewer hurt nobody."""
+
+
+def _warn_of_batch(
+    target: NamedTarget, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> None:
+    """Warns where a batch such as that of calibration is deployed for a microcontroller."""
+    specs = [*inputs, *outputs]
+    if processor_of(target.settings) is None or not inputs or any(s.varies for s in specs):
+        return
+    batch = {spec.shape[0] if spec.shape else 1 for spec in specs}
+    sizes = [math.prod(map(int, s.shape)) * dtype_of(s.dtype).itemsize for s in specs if s.shape]
+    if len(batch) > 1 or batch == {1} or sum(sizes) < _MANY_BYTES:
+        return
+    (count,), name = batch, inputs[0].name
+    warnings.warn(
+        f"{name} has shape {inputs[0].shape}: if that is a batch of {count} examples, "
+        f"{target.name} computes all of them in each call, with {sum(sizes):,} bytes of arrays "
+        "alone; give one, "
+        f"{name}[:1]",
+        BatchWarning,
+        stacklevel=5,
+    )
 
 
 def _silence(line: str) -> None:

@@ -7,8 +7,8 @@ kernels, called from C. `kernel_calls` says which layer each of them computes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 from jaxeff.contrib import Tokenizer
 from jaxeff_export.artifact import Artifact, state_places
 from jaxeff_export.boards import run_on_threads
-from jaxeff_export.bundle.files import BundleError, Manifest, RecordedPair, tolerance
+from jaxeff_export.bundle.files import ArrayPlaces, BundleError, Manifest, RecordedPair, tolerance
 from jaxeff_export.clib import CLibrary, CLibraryError, LibraryParts, bytes_of, write_library
 from jaxeff_export.clib.codegen import identifier
 from jaxeff_export.schedules import TuningDatabase
@@ -89,6 +89,7 @@ class Example:
       verdict: what is known of the results beside their values.
       state: names of the arguments that a bundle keeps and updates.
       tokenizer: what makes tokens of texts, if they are a decoder's.
+      placements: by name of a parameter, which derived array has its numbers, if that is known.
     """
 
     artifact: Artifact
@@ -100,6 +101,7 @@ class Example:
     verdict: str = ""
     state: tuple[str, ...] = ()
     tokenizer: Tokenizer | None = None
+    placements: Mapping[str, ArrayPlaces] = field(default_factory=dict)
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -133,8 +135,11 @@ def lift(example: Example, target: NamedTarget) -> LiftedModule:
     return bind_parameters(module, bound, target.settings)
 
 
-def derive(lifted: LiftedModule, parameters: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Computes what depends on the parameters alone, on this machine whatever the target."""
+Derivation = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+
+
+def derivation(lifted: LiftedModule) -> Derivation:
+    """Compiles what depends on the parameters alone, for this machine whatever the target."""
     import tvm
     from joblib import cpu_count
 
@@ -142,14 +147,93 @@ def derive(lifted: LiftedModule, parameters: Sequence[np.ndarray]) -> list[np.nd
     from jaxeff_export.compiler import compile_module
 
     if lifted.derive is None:
-        return []
+        return lambda parameters: []
     # A deep network derives arrays of every layer: machine code of that many calls, which are
     # made once, takes longer than what they compute.
     machine = tvm.relax.VirtualMachine(compile_module(lifted.derive, once=True), tvm.cpu())
-    tensors = [tvm.runtime.tensor(value) for value in parameters]
-    # Two threads of one physical core would share its vector units.
-    arrays = run_on_threads(cpu_count(only_physical_cores=True), lambda: machine["main"](*tensors))
-    return [array.numpy() for array in arrays]
+
+    def compute(parameters: Sequence[np.ndarray]) -> list[np.ndarray]:
+        tensors = [tvm.runtime.tensor(value) for value in parameters]
+        # Two threads of one physical core would share its vector units.
+        cores = cpu_count(only_physical_cores=True)
+        return [array.numpy() for array in run_on_threads(cores, lambda: machine["main"](*tensors))]
+
+    return compute
+
+
+def placements(
+    lifted: LiftedModule,
+    compute: Derivation,
+    parameters: Sequence[np.ndarray],
+    derived: Sequence[np.ndarray],
+) -> dict[int, ArrayPlaces]:
+    """Finds the parameters whose numbers are in a derived array, each at a place of its own.
+
+    Computed of numbers that count, in as many digits as they take, such an array says where the
+    layout has put each; then the parameter's own numbers must lie there, bit for bit.
+
+    Args:
+      lifted: what the arrays are derived by.
+      compute: the same, compiled.
+      parameters: all of them.
+      derived: what was computed from them.
+
+    Returns:
+      By index of the parameter the array and the places in it.
+    """
+    count = len(parameters)
+    calls = [(str(k - count), [i]) for i, k in enumerate(lifted.operands) if k >= count]
+    sources = [(int(j), of[0]) for j, of in lifted.parameters_of(calls, count) if len(of) == 1]
+    alike = [(j, i) for j, i in sources if derived[j].dtype == parameters[i].dtype]
+    alike = [(j, i) for j, i in alike if parameters[i].dtype.kind in "iuf"]
+    bases = {i: min(_base(parameters[i].dtype), parameters[i].size + 1) for _, i in alike}
+    by_parameter: dict[int, ArrayPlaces] = {}
+    places = {j: np.zeros(derived[j].size, np.int64) for j, _ in alike}
+    power, left = dict.fromkeys(bases, 1), {i: parameters[i].size for i in bases}
+    while any(left.values()):
+        digits = [
+            _counted(p, power[i], bases[i]) if left.get(i) else p for i, p in enumerate(parameters)
+        ]
+        laid = compute(digits)
+        for j, i in alike:
+            if left[i]:
+                digit = _uncounted(laid[j].reshape(-1))
+                places[j] += np.where(digit < 1, -(1 << 40), (digit - 1) * power[i])
+        for i in bases:
+            power[i], left[i] = power[i] * bases[i], left[i] // bases[i]
+    for j, i in alike:
+        size = parameters[i].size
+        filled = np.flatnonzero((places[j] >= 0) & (places[j] < size))
+        at = np.full(size, -1)
+        at[places[j][filled]] = filled
+        placement = ArrayPlaces(j, at)
+        if (at >= 0).all() and _same_bits(derived[j].reshape(-1)[at], parameters[i]):
+            by_parameter.setdefault(i, placement)
+    return by_parameter
+
+
+def _base(dtype: np.dtype) -> int:
+    """Counts the digits that a dtype has exactly, beside the zero that padding is."""
+    if dtype.kind == "f":
+        return 1 << np.finfo(dtype).nmant
+    return min((1 << 8 * dtype.itemsize) - 1, 1 << 31)
+
+
+def _counted(like: np.ndarray, power: int, base: int) -> np.ndarray:
+    digits = np.arange(like.size) // power % base + 1
+    if like.dtype.kind != "f":
+        digits = digits.astype(f"u{like.dtype.itemsize}").view(like.dtype)
+    return digits.astype(like.dtype).reshape(like.shape)
+
+
+def _uncounted(digits: np.ndarray) -> np.ndarray:
+    if digits.dtype.kind != "f":
+        return digits.view(f"u{digits.dtype.itemsize}").astype(np.int64)
+    return np.nan_to_num(digits, nan=0, posinf=0, neginf=0).astype(np.int64)
+
+
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.tobytes() == other.tobytes()
 
 
 def c_order(
@@ -173,7 +257,7 @@ def c_order(
             "a fixed batch, without any_batch"
         )
     return LibraryParts(
-        name=identifier(name),
+        name=name,
         target_name=target.name,
         target=target.settings,
         module=lifted.main,
@@ -223,7 +307,8 @@ def export_c(
         target,
         lifted,
         operands,
-        name=name or Path(path).absolute().name,
+        # A folder's name needn't be one in C; a name that is given is taken as it is, or refused.
+        name=identifier(Path(path).absolute().name) if name is None else name,
         rounds_inputs=manifest.rounds_inputs,
         tuned=tuned,
         embed=embed,

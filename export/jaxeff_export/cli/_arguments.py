@@ -7,7 +7,6 @@ import importlib
 import sys
 import sysconfig
 import traceback
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import jax
 import numpy as np
 
 import jaxeff
-from jaxeff.store import atomic_file
+from jaxeff.store import InflationError, atomic_file, open_regular, read_npz
 from jaxeff_export import artifact
 
 
@@ -25,13 +24,12 @@ def read_arrays(paths: Sequence[Path], specs: Sequence[artifact.TensorSpec]) -> 
     by_name: dict[str, np.ndarray] = {}
     for path in paths:
         try:
-            # No pickle: a file of somebody else's must not run code when it is read.
-            with np.load(path, allow_pickle=False) as archive:
-                # Only arrays that are asked for are inflated, whatever else the file holds.
-                by_name.update(
-                    (spec.name, archive[spec.name]) for spec in specs if spec.name in archive
-                )
-        except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+            # Only arrays that are asked for are inflated, whatever else the file holds.
+            with open_regular(path) as (file, _):
+                by_name |= read_npz(file, {spec.name for spec in specs})
+        except InflationError as error:
+            raise artifact.SignatureError(f"{path} {error}, in Python") from error
+        except (OSError, ValueError) as error:
             raise artifact.SignatureError(f"{path} is no readable npz file: {error}") from error
     if missing := [spec.name for spec in specs if spec.name not in by_name]:
         files = (
@@ -46,8 +44,8 @@ def read_arrays(paths: Sequence[Path], specs: Sequence[artifact.TensorSpec]) -> 
 
 def read_labels(path: Path) -> np.ndarray | None:
     """Reads `labels` of an npz file that `read_arrays` has read; None where there are none."""
-    with np.load(path, allow_pickle=False) as archive:
-        return archive.get("labels", None)
+    with open_regular(path) as (file, _):
+        return read_npz(file, {"labels"}).get("labels")
 
 
 def require_place(path: Path) -> None:

@@ -14,6 +14,7 @@ Sharp edges:
 """
 
 import math
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from jaxeff import Gaussian, bayes, data, nn, training, uncertainty, weights
 from jaxeff.compression import LSQ, LayerQuantization, init, learned
 from jaxeff.moment_propagation import is_gaussian
 from jaxeff.reporting import Report
+from jaxeff.store import InflationError, open_regular, read_npz, require_inflatable
 from jaxeff_export.artifact import SignatureError
 from jaxeff_export.bundle import Bundle, deploy
 from jaxeff_export.clib import CLibrary, ExampleProgram, count_instructions
@@ -401,16 +403,26 @@ def _tensors(path: Path) -> dict[str, np.ndarray]:
         raise SignatureError(f"{path}: expected a .pt, .pth or .npz")
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                return dict(file)
+            with open_regular(path) as (file, _):
+                return read_npz(file)
         import torch  # optional
 
+        size, way_out = path.stat().st_size, "write its tensors as an npz, uncompressed"
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                members = archive.infolist()
+            require_inflatable((member.file_size for member in members), size, way_out)
         tensors = torch.load(path, map_location="cpu", weights_only=True)
+        # A view may repeat one number a billion times.
+        sizes = (tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        require_inflatable(sizes, size, way_out)
         return {name: tensor.numpy() for name, tensor in tensors.items()}
     except ImportError as error:
         raise SignatureError(
             f"{path}: reading it takes PyTorch; install it, or write an .npz"
         ) from error
+    except InflationError as error:
+        raise SignatureError(f"{path} {error}") from error
     except OSError as error:
         raise SignatureError(f"{path}: {error.strerror or error}") from error
     # What a broken or unsafe file raises is its reader's affair.

@@ -8,8 +8,11 @@ computes the same.
 Sharp edges:
     Signed numbers shift right arithmetically and wrap around when they are converted to fewer bits:
     C leaves both to a compiler, and all do so.
-    Compilers that fuse products and sums (`-ffp-contract=fast`, GCC's default without `-std=c99`)
-    round floats otherwise. Codes of integer networks stay the same but where a float meets a tie.
+    Exponentials and roundings add a constant and take it away again: reordered, as `-ffast-math`
+    allows, they would be wrong by tenths. The file switches that off where a compiler can be told
+    (`floats.c.in`), and is refused by it elsewhere.
+    A compiler that fuses products and sums all the same rounds floats otherwise. Codes of integer
+    networks stay the same but where a float meets a tie.
 """
 
 import contextlib
@@ -80,7 +83,7 @@ HELPERS = {
     # Adding 2^23 leaves no room for fractions: the processor rounds to even as it adds.
     "f32_nearbyint": """static float f32_nearbyint(float x)
 {
-#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 0 && !defined(__FAST_MATH__)
+#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 0
     const float size = x < 0.0f ? -x : x;
     if (!(size < 8388608.0f))
         return x;
@@ -607,7 +610,13 @@ auto break case char const continue default do double else enum extern float for
 long register restrict return short signed sizeof static struct switch typedef union unsigned void
 volatile while NAN INFINITY
 """
-_RESERVED = frozenset(_WORDS.split()) | frozenset(HELPERS)
+_RESERVED = (
+    frozenset(_WORDS.split())
+    | frozenset(HELPERS)
+    # A variable of such a name would hide the function that a kernel calls.
+    | {f"{name}{end}" for name in _MATH.split() for end in ("", "f")}
+    | {"isnan", "isinf", "memcpy", "memset", "nearbyint", "nearbyintf"}
+)
 
 
 def _reads_elsewhere(node: tirx.BufferStore, roots: Mapping[Any, Any]) -> bool:

@@ -138,10 +138,7 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
     _require_its_floats(order)
     tools = targets.find_c_toolchain(order.target)
     # The name becomes part of every symbol: it is not changed behind the caller's back.
-    if order.name != codegen.identifier(order.name):
-        raise CLibraryError(
-            f"{order.name!r} is no name in C; give one such as {codegen.identifier(order.name)!r}"
-        )
+    codegen.require_name(order.name)
     if order.threads < 1 or (order.threads > 1 and tools.board):
         raise CLibraryError(
             f"threads={order.threads}: there has to be one, the caller's"
@@ -200,7 +197,7 @@ def own_files(data: bytes) -> frozenset[str]:
         return frozenset(
             str(path) for path in paths if not path.is_absolute() and ".." not in path.parts
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CLibraryError(f"{FACTS} lists no files of a C library: {error}") from error
 
 

@@ -34,7 +34,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from jaxeff_export.clib._objects import CLibraryError
-from jaxeff_export.clib.codegen import driver, render
+from jaxeff_export.clib.codegen import driver, identifier, render
 
 VERSION = "1.0.0"
 """Of every package: a network has no version of its own; whoever releases one writes theirs."""
@@ -80,11 +80,9 @@ def cpp_header(library: driver.Library) -> str:
     """Writes ``NAME.hpp``."""
     n, u = library.name, library.upper
     codes = ",\n".join(f"    {code.lower()} = {u}_{code}" for code in library.codes)
-    # In C two structs keep names apart. Here they are parameters of one function.
-    taken = {field.name for field in library.passed}
-    results = [(f, f"out_{f.name}" if f.name in taken else f.name) for f in library.returned]
+    passed, results = _parameters(library)
     # An array of no elements is none in C++; one of C has at least one.
-    arguments = [f"const {f.kind} (&{f.name})[{f.count or 1}]" for f in library.passed]
+    arguments = [f"const {f.kind} (&{name})[{f.count or 1}]" for f, name in passed]
     arguments += [f"{f.kind} (&{name})[{f.count or 1}]" for f, name in results]
     begun = [f"{n}_init(&state_);"] if library.state else []
     begun += [f"ready_ = static_cast<Status>({n}_start(&threads_));"] * (library.threads > 1)
@@ -97,10 +95,7 @@ def cpp_header(library: driver.Library) -> str:
         name=n,
         NAME=u,
         codes=codes,
-        remarks=[
-            f"     * {name}: {f.remark}"
-            for f, name in [*((f, f.name) for f in library.passed), *results]
-        ],
+        remarks=[f"     * {name}: {f.remark}" for f, name in [*passed, *results]],
         arguments=", ".join(arguments),
         constructor="explicit Model(const void *parameters)" if blob else "Model()",
         initial=" : parameters_(parameters)" if blob else "",
@@ -109,7 +104,7 @@ def cpp_header(library: driver.Library) -> str:
         checked=["        if (ready_ != Status::ok)", "            return ready_;"]
         if library.threads > 1
         else [],
-        assignments=_assignments(library),
+        assignments=_assignments(library, passed),
         filled=[f"        outputs.{f.name} = {name};" for f, name in results]
         or ["        outputs.nothing = 0;"],
         reset=_reset(library),
@@ -118,8 +113,27 @@ def cpp_header(library: driver.Library) -> str:
     )
 
 
-def _assignments(library: driver.Library) -> list[str]:
-    lines = [f"inputs.{f.name} = {f.name};" for f in library.passed]
+Named = list[tuple[driver.Field, str]]
+
+
+def _parameters(library: driver.Library) -> tuple[Named, Named]:
+    """Names arguments and results as parameters of one function.
+
+    In C two structs keep them apart, and from the function's own variables.
+    """
+    taken = {"inputs", "outputs"}
+    named: Named = []
+    for field in (*library.passed, *library.returned):
+        name = identifier(field.name, taken)
+        if field.name in {f.name for f in library.passed} and len(named) >= len(library.passed):
+            name = identifier(f"out_{field.name}", taken)
+        taken.add(name)
+        named.append((field, name))
+    return named[: len(library.passed)], named[len(library.passed) :]
+
+
+def _assignments(library: driver.Library, passed: Named) -> list[str]:
+    lines = [f"inputs.{f.name} = {name};" for f, name in passed]
     lines += ["inputs.state = &state_;"] if library.state else []
     lines += [f"inputs.{driver.THREADS_FIELD} = &threads_;"] if library.threads > 1 else []
     lines += [] if library.embedded else ["inputs.parameters = parameters_;"]
@@ -239,15 +253,13 @@ def arduino(package: Package) -> Mapping[str, str | bytes]:
         properties |= {"precompiled": "true", "ldflags": f"-l{n} -lm"}
     place = "src" if package.source else f"src/{package.core}"
     text = "".join(f"{key}={value}\n" for key, value in properties.items())
-    arrays = [*package.library.passed, *package.library.returned]
-    taken = {field.name for field in package.library.passed}
-    names = [f.name for f in package.library.passed]
-    names += [f"out_{f.name}" if f.name in taken else f.name for f in package.library.returned]
-    buffers = [
-        f"static {field.kind} {name}[{field.count or 1}];"
-        for field, name in zip(arrays, names, strict=True)
-    ]
-    sketch = render("sketch.ino", name=n, buffers=buffers, arguments=", ".join(names))
+    passed, returned = _parameters(package.library)
+    # With a sign behind them: a sketch has names such as y1 and index from its headers.
+    arrays = [(field, f"{name}_") for field, name in (*passed, *returned)]
+    buffers = [f"static {field.kind} {name}[{field.count or 1}];" for field, name in arrays]
+    sketch = render(
+        "sketch.ino", name=n, buffers=buffers, arguments=", ".join(name for _, name in arrays)
+    )
     headers = {f"src/{name}": content for name, content in package.headers.items()}
     return {
         "library.properties": text,

@@ -29,6 +29,9 @@ Sharp edges:
 - The converter writes no loops, and scatters that LiteRT's interpreter refuses: scans of up to 128
   steps are written step by step, and rows that are added at indices (sums of segments) as a matrix
   product.
+- Conversions, extremes, arguments and exponentials of NaN are written out as JAX has them, by a
+  test and a selection each. Pooled windows aren't: LiteRT's largest entry of a window, and its
+  mean, are those of the other entries.
 - A file is read back by LiteRT's interpreter before it is there, where that is installed.
 - Weights pass through text, which is slow from some tens of megabytes on.
 """
@@ -49,6 +52,7 @@ from jaxeff.program.ir import Scan
 from jaxeff.store import write_atomically
 from jaxeff_export import onnx_files
 from jaxeff_export.litert_files import _int8 as int8
+from jaxeff_export.litert_files import _not_a_number as not_a_number
 from jaxeff_export.onnx_files import LONGEST
 from jaxeff_export.targets import require_extra
 
@@ -174,8 +178,13 @@ def evaluate_known(
     parts, and returns what stands in its place where it meets a tracer.
     """
     grids: dict[int, onnx_files.GridWeight] = {}
+    as_they_are = not_a_number.softmax_parts(closed.jaxpr)
 
     def compute(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+        if id(eqn) not in as_they_are:
+            result = not_a_number.with_nan(eqn, inputs)
+            if result is not None:
+                return [result]
         other = substituted(eqn, inputs, lambda body, xs: _run(body, xs, compute, grids))
         if other is not None:
             return other
@@ -301,7 +310,7 @@ class LitertFile(NamedTuple):
 
 @core.validate(
     f=core.function_of_form("f(*args)"),
-    args=core.instance_of(tuple, list),
+    args=core.call_arguments,
     parameters=core.static_integer(0),
 )
 def to_litert(

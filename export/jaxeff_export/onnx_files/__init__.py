@@ -9,9 +9,14 @@ from jaxeff_export.onnx_files._graph import OnnxError as OnnxError
 from jaxeff_export.onnx_files._graph import StoredWeight as StoredWeight
 from jaxeff_export.onnx_files._graph import grid_weight as grid_weight
 from jaxeff_export.onnx_files._graph import stored_weight as stored_weight
+from jaxeff_export.onnx_files._names import WeightPaths as WeightPaths
+from jaxeff_export.onnx_files._names import paths_of as paths_of
+from jaxeff_export.onnx_files._names import scope_of as scope_of
+from jaxeff_export.onnx_files._names import settings_by_site as settings_by_site
 from jaxeff_export.onnx_files._to_onnx import CALLS as CALLS
 from jaxeff_export.onnx_files._to_onnx import LONGEST as LONGEST
 from jaxeff_export.onnx_files._to_onnx import OnnxFile as OnnxFile
+from jaxeff_export.onnx_files._to_onnx import softmax_parts as softmax_parts
 from jaxeff_export.onnx_files._to_onnx import to_onnx as to_onnx
 from jaxeff_export.targets import require_extra
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from jaxeff.core import primitives as p
-from jaxeff_export.onnx_files._graph import OnnxGraph, Value, integers
+from jaxeff_export.onnx_files._graph import OnnxGraph, Value, integers, is_float
 from jaxeff_export.onnx_files._operations import Rule
 
 
@@ -134,6 +134,11 @@ def _scatter(reduction: str) -> Rule:
             array, places = g.emit("Concat", [array, row], axis=0), _moved_out(g, shape[0], targets)
         # Without a reduction the last of equal places decides, which JAX leaves open.
         scattered: Value = g.emit("ScatterND", [array, places, added], reduction=reduction)
+        if reduction in ("max", "min") and is_float(table.dtype):  # which pass NaN over
+            nans = [g.cast(g.emit("IsNaN", [value]), np.uint8) for value in (array, added)]
+            some = g.emit("ScatterND", [nans[0], places, nans[1]], reduction="max")
+            nan = np.array(np.nan, table.dtype)
+            scattered = g.emit("Where", [g.cast(some, np.bool_), nan, scattered])
         if targets.inside is not None:
             scattered = g.emit("Slice", [scattered, *(integers([n]) for n in (0, shape[0], 0))])
         return g.transpose(scattered, [int(i) for i in np.argsort(order)])

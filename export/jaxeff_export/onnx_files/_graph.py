@@ -212,6 +212,7 @@ class OnnxGraph:
         nodes: What was emitted.
         constants: Tensors with values, by name.
         on_grids: The whole numbers and steps of constants on a grid, by their `id`.
+        numbers: Values whose NaN reaches what the equation that is written is for without it.
     """
 
     def __init__(self) -> None:
@@ -221,6 +222,8 @@ class OnnxGraph:
         self.on_grids: dict[int, GridWeight] = {}
         self._known: dict[int, tuple[str, np.ndarray]] = {}
         self._outside: list[list[Any]] = []
+        self.numbers: set[str] = set()
+        self._makers: dict[str, Any] = {}
         self._in_blocks = False
         self._count = 0
 
@@ -277,8 +280,21 @@ class OnnxGraph:
         outputs = [f"v{self._count + 1 + i}" for i in range(results)]
         self._count += results
         names = [self.name(value) for value in inputs]
-        self.nodes.append(onnx.helper.make_node(op, names, outputs, **attributes))
+        node = onnx.helper.make_node(op, names, outputs, **attributes)
+        self.nodes.append(node)
+        self._makers |= dict.fromkeys(outputs, node)
         return outputs
+
+    def is_number(self, value: Value) -> bool:
+        """Returns whether a value is no NaN for sure (of a grid), or it doesn't matter."""
+        if isinstance(value, str) and value in self.numbers:
+            return True
+        node = self._makers.get(value) if isinstance(value, str) else None
+        if node is None:
+            return not isinstance(value, str) and not np.isnan(value).any()
+        if node.op_type in ("Reshape", "Transpose", "Relu", "MaxPool"):
+            return self.is_number(node.input[0])
+        return bool(node.op_type == "DequantizeLinear")
 
     def inside(
         self,
@@ -338,6 +354,11 @@ class OnnxGraph:
 def integers(values: Iterable[int]) -> np.ndarray:
     """Makes the constant that operators take shapes and axes by."""
     return np.array(list(values), np.int64)
+
+
+def is_float(dtype: Any) -> bool:
+    """Returns whether a dtype has NaN and infinities."""
+    return bool(jax.numpy.issubdtype(dtype, np.floating))
 
 
 def tensor_type(dtype: Any) -> int:

@@ -7,7 +7,7 @@ it is believed before it is compared with the bytes that are there.
 import copy
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from jaxeff.store import InflationError, require_inflatable
 from jaxeff_export.onnx_files._graph import OnnxError
 
 OLDEST = 7
@@ -39,8 +40,7 @@ def loaded(source: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto:
     size = model.ByteSize() + sum(_bytes_of(t) for t in external)
     if size >= _LARGEST_FILE:
         raise OnnxError(f"from_onnx: the model has {size} bytes; at most 2 GiB are read.")
-    for tensor in external:
-        _fetch(tensor, folder)
+    _fetch(external, folder)
     for entry in model.opset_import:
         newest = onnx.defs.onnx_opset_version()
         if entry.domain in ("", "ai.onnx") and not OLDEST <= entry.version <= newest:
@@ -84,8 +84,27 @@ def _bytes_of(tensor: onnx.TensorProto) -> int:
     return -(-math.prod(tensor.dims) * width // 8)
 
 
-def _fetch(tensor: onnx.TensorProto, folder: Path | None) -> None:
-    """Puts the bytes of another file into a tensor: of a file in the model's folder, no other."""
+def _fetch(tensors: Sequence[onnx.TensorProto], folder: Path | None) -> None:
+    """Puts the bytes of other files into tensors."""
+    places = [_place_of(tensor, folder) for tensor in tensors]
+    sizes = {path: path.stat().st_size for path, _, _ in places}
+    # Tensors may lie on each other, and take the same bytes many times.
+    try:
+        require_inflatable(
+            (length for _, _, length in places), sum(sizes.values()), "save it with all data inside"
+        )
+    except InflationError as error:
+        raise OnnxError(f"from_onnx: what the model has in {next(iter(sizes))} {error}.") from error
+    for tensor, (path, start, length) in zip(tensors, places, strict=True):
+        with path.open("rb") as file:
+            file.seek(start)
+            tensor.raw_data = file.read(length)
+        del tensor.external_data[:]
+        tensor.data_location = onnx.TensorProto.DEFAULT
+
+
+def _place_of(tensor: onnx.TensorProto, folder: Path | None) -> tuple[Path, int, int]:
+    """Finds a tensor's bytes in another file: of a file in the model's folder, no other."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     where = entries.get("location", "")
     if folder is None:
@@ -109,11 +128,7 @@ def _fetch(tensor: onnx.TensorProto, folder: Path | None) -> None:
             f"from_onnx: {tensor.name!r} takes {size} bytes, and bytes {start} to {start + length} "
             f"of {where!r}, which has {path.stat().st_size}, aren't those."
         )
-    with path.open("rb") as file:
-        file.seek(start)
-        tensor.raw_data = file.read(length)
-    del tensor.external_data[:]
-    tensor.data_location = onnx.TensorProto.DEFAULT
+    return path, start, length
 
 
 def array_of(tensor: onnx.TensorProto) -> np.ndarray:

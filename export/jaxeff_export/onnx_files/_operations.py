@@ -6,6 +6,7 @@ with 0. `TopK` takes equal entries in their own order, as JAX does, but to it ze
 are equal; where NaN stands in the order is the engine's affair.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from jaxeff.core import primitives as p
 from jaxeff.core import stack_p, tile_p
-from jaxeff_export.onnx_files._graph import OnnxError, OnnxGraph, Value, integers
+from jaxeff_export.onnx_files._graph import OnnxError, OnnxGraph, Value, integers, is_float
 
 Rule = Callable[[OnnxGraph, Any, list[Value]], Value]
 
@@ -26,7 +27,7 @@ ONE_TO_ONE: dict[Any, str] = {
     p.erf_p: "Erf", p.exp_p: "Exp", p.floor_p: "Floor", p.ge_p: "GreaterOrEqual",
     p.gt_p: "Greater", p.le_p: "LessOrEqual", p.log_p: "Log", p.logistic_p: "Sigmoid",
     p.lt_p: "Less", p.max_p: "Max", p.min_p: "Min", p.mul_p: "Mul", p.neg_p: "Neg", p.pow_p: "Pow",
-    p.sign_p: "Sign", p.sin_p: "Sin", p.sinh_p: "Sinh", p.sqrt_p: "Sqrt", p.sub_p: "Sub",
+    p.sin_p: "Sin", p.sinh_p: "Sinh", p.sqrt_p: "Sqrt", p.sub_p: "Sub",
     p.tan_p: "Tan", p.tanh_p: "Tanh",
 }  # fmt: skip
 """Operations that ONNX has as they are."""
@@ -76,10 +77,69 @@ def _is_finite(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
     return g.emit("Not", [g.emit("Or", [g.emit("IsInf", values), g.emit("IsNaN", values)])])
 
 
+def _convert(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
+    """Writes a conversion with XLA's results where `Cast` has none.
+
+    Of floats beyond an integer dtype XLA gives its end, of NaN zero; those are undefined in ONNX,
+    and ONNX Runtime gives 255 for an unsigned -1. Everything else is alike: integers wrap.
+    """
+    source, target = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    (x,) = values
+    if not (is_float(source) and np.issubdtype(target, np.integer)):
+        return g.cast(x, target)
+    if source.itemsize < 4:
+        source = np.dtype(np.float32)  # exact, and wide enough for both ends
+        x = g.cast(x, source)
+    ends = np.iinfo(target)
+    low, high = np.array(ends.min, source), np.array(ends.max, source)
+    exact = int(high) == ends.max
+    within = high if exact else np.nextafter(high, source.type(0))
+    x = g.emit("Where", [g.emit("IsNaN", [x]), np.zeros((), source), x])
+    y = g.cast(g.emit("Min", [g.emit("Max", [x, low]), within]), target)
+    if exact:
+        return y
+    # The largest float of the dtype's range is below the largest integer.
+    beyond, most = g.emit("GreaterOrEqual", [x, high]), np.array(ends.max, target)
+    if ends.min < 0:
+        return g.emit("Where", [beyond, most, y])
+    # ONNX Runtime has no `Where` of uint64.
+    return g.emit("Max", [y, g.emit("Mul", [g.cast(beyond, target), most])])
+
+
+def _with_nan(
+    g: OnnxGraph, dtype: Any, x: Value, y: Value, total: Callable[[Value], Value]
+) -> Value:
+    """Has an extreme be NaN where one of its entries is: ONNX Runtime may pass NaN over.
+
+    `total` adds up what the extreme is taken of: zeros, for what is a number is cut to zero.
+    """
+    if not is_float(dtype) or g.is_number(x):
+        return y
+    zero = np.zeros((), dtype)
+    return g.emit("Add", [y, total(g.emit("Min", [g.emit("Max", [x, zero]), zero]))])
+
+
 def _integer_pow(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
-    if eqn.params["y"] == 2:
+    power = eqn.params["y"]
+    if power == 2:
         return g.emit("Mul", [*values, *values])
+    if power > 0 and not is_float(eqn.outvars[0].aval.dtype):
+        # By squares: `Pow` goes by way of floats, which neither wrap nor are exact.
+        factors, square = [], values[0]
+        while power:
+            if power % 2:
+                factors.append(square)
+            power //= 2
+            square = g.emit("Mul", [square, square]) if power else square
+        return functools.reduce(lambda a, b: g.emit("Mul", [a, b]), factors)
     return g.emit("Pow", [*values, np.asarray(eqn.params["y"], eqn.outvars[0].aval.dtype)])
+
+
+def _sign(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
+    (x,), y = values, g.emit("Sign", values)
+    if not is_float(eqn.outvars[0].aval.dtype) or g.is_number(x):
+        return y
+    return g.emit("Where", [g.emit("IsNaN", [x]), x, y])  # of halves it would be zero
 
 
 def _clamp(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
@@ -91,7 +151,7 @@ ELEMENTWISE: dict[Any, Rule] = {
     **{one: lambda g, eqn, values: g.emit(ONE_TO_ONE[eqn.primitive], values) for one in ONE_TO_ONE},
     **dict.fromkeys(_LOGICAL, _logical),
     p.clamp_p: _clamp,
-    p.convert_element_type_p: lambda g, eqn, values: g.cast(values[0], eqn.outvars[0].aval.dtype),
+    p.convert_element_type_p: _convert,
     p.erfc_p: lambda g, eqn, values: g.emit("Sub", [_one(eqn), g.emit("Erf", values)]),
     p.exp2_p: _exp2,
     p.expm1_p: lambda g, eqn, values: g.emit("Sub", [g.emit("Exp", values), _one(eqn)]),
@@ -103,6 +163,7 @@ ELEMENTWISE: dict[Any, Rule] = {
     p.round_p: _round,
     p.rsqrt_p: lambda g, eqn, values: g.emit("Reciprocal", [g.emit("Sqrt", values)]),
     p.select_n_p: _select,
+    p.sign_p: _sign,
     p.square_p: lambda g, eqn, values: g.emit("Mul", [*values, *values]),
 }
 """How each pointwise operation is written."""
@@ -171,7 +232,14 @@ def _reduction(op: str) -> Rule:
     def rule(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
         if not eqn.params["axes"]:
             return values[0]  # in ONNX no axes are all
-        return g.emit(op, [values[0], integers(eqn.params["axes"])], keepdims=0)
+
+        def reduced(value: Value, op: str = "ReduceSum") -> Value:
+            return g.emit(op, [value, integers(eqn.params["axes"])], keepdims=0)
+
+        y = reduced(values[0], op)
+        if op in ("ReduceMax", "ReduceMin"):
+            return _with_nan(g, eqn.outvars[0].aval.dtype, values[0], y, reduced)
+        return y
 
     return rule
 
@@ -193,8 +261,15 @@ def _tile(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
 
 def _arg_max(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
     (axis,) = eqn.params["axes"]
+    (x,) = values
     op = "ArgMax" if eqn.primitive is p.argmax_p else "ArgMin"
-    return g.cast(g.emit(op, values, axis=axis, keepdims=0), eqn.outvars[0].aval.dtype)
+    y = g.emit(op, [x], axis=axis, keepdims=0)
+    if is_float(eqn.invars[0].aval.dtype) and not g.is_number(x):
+        # The first NaN, where there is one.
+        nan = g.cast(g.emit("IsNaN", [x]), np.uint8)
+        some = g.cast(g.emit("ReduceMax", [nan, integers([axis])], keepdims=0), np.bool_)
+        y = g.emit("Where", [some, g.emit("ArgMax", [nan], axis=axis, keepdims=0), y])
+    return g.cast(y, eqn.outvars[0].aval.dtype)
 
 
 def _window(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
@@ -214,13 +289,23 @@ def _window(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:
         "strides": [strides[i] for i in moved],
         "pads": [pads[i][0] for i in moved] + [pads[i][1] for i in moved],
     }
+    out = eqn.outvars[0].aval
+
+    def mean(value: Value) -> Value:
+        return g.emit("AveragePool", [value], count_include_pad=1, **attributes)
+
+    def total_in_kernel(value: Value) -> Value:
+        # ONNX Runtime averages no float64.
+        return g.cast(mean(g.cast(value, np.float32)), out.dtype)
+
     if eqn.primitive is p.reduce_window_max_p:
-        y = g.emit("MaxPool", [x], **attributes)
+        total = total_in_kernel if out.dtype == np.float64 else mean
+        y = _with_nan(g, out.dtype, x, g.emit("MaxPool", [x], **attributes), total)
     else:
-        mean = g.emit("AveragePool", [x], count_include_pad=1, **attributes)
-        y = g.emit("Mul", [mean, np.asarray(math.prod(size), eqn.outvars[0].aval.dtype)])
-    out = eqn.outvars[0].aval.shape
-    return g.transpose(g.reshape(y, [out[i] for i in order]), [int(i) for i in np.argsort(order)])
+        y = g.emit("Mul", [mean(x), np.asarray(math.prod(size), out.dtype)])
+    return g.transpose(
+        g.reshape(y, [out.shape[i] for i in order]), [int(i) for i in np.argsort(order)]
+    )
 
 
 def _to_shape(g: OnnxGraph, eqn: Any, values: list[Value]) -> Value:

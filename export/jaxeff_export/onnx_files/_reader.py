@@ -35,7 +35,6 @@ Sharp edges:
 
 import copy
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, overload
@@ -46,12 +45,13 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from jaxeff.compression import LayerQuantization, PostTrained
+from jaxeff.compression import PostTrained
 from jaxeff.core import Kept, LibraryModel, functional, groups_left
 from jaxeff_export.onnx_files import _operators as operators
 from jaxeff_export.onnx_files._graph import OnnxError, StoredWeight, with_inner
 from jaxeff_export.onnx_files._grids import dequantized, requantized, stored_weights, without_pairs
 from jaxeff_export.onnx_files._loading import array_of, loaded
+from jaxeff_export.onnx_files._names import WeightPaths, paths_of, scope_of, settings_by_site
 from jaxeff_export.onnx_files._operators_control import CONTROL_OPERATORS
 from jaxeff_export.onnx_files._operators_nn import NN_OPERATORS
 from jaxeff_export.onnx_files._operators_recurrent import RECURRENT_OPERATORS
@@ -107,24 +107,10 @@ def from_onnx(
     if not grids:
         return functional(model)
     without, settings = without_pairs(loaded(model))
-    return PostTrained(*functional(without), _by_site(without.graph, settings))
-
-
-def _by_site(
-    graph: onnx.GraphProto, settings: Sequence[tuple[str, LayerQuantization]]
-) -> dict[str, LayerQuantization]:
-    """Returns the settings of weights by the names that layers have by these weights."""
-    weights = _FloatWeights.of(graph)
-    modules = {name: path.rpartition("/")[0] or path for name, path in weights.paths.items()}
-    # A module of one product gives it its name, and each weight of several names its own.
-    products = Counter(modules[n] for n in weights.paths if weights.floats[n].ndim > 1)
-    uses: Counter[str] = Counter()
-    spec = {}
-    for name, setting in settings:
-        site = modules[name] if products[modules[name]] == 1 else weights.paths[name]
-        spec[f"{site}#{uses[site]}" if uses[site] else site] = setting
-        uses[site] += 1
-    return spec
+    weights = _FloatWeights.of(without.graph)
+    products = [name for name, array in weights.floats.items() if array.ndim > 1]
+    spec = settings_by_site(weights.paths.by_name, products, settings)
+    return PostTrained(*functional(without), spec)
 
 
 class _FloatWeights(NamedTuple):
@@ -132,14 +118,14 @@ class _FloatWeights(NamedTuple):
 
     Attributes:
         floats: They by their initializer's name.
-        paths: Their paths in `params`, or in the state.
+        paths: Places of the weights in `params`, or in the state.
         statistics: Names of those that are statistics of batch norms.
         sources: Names of integers that `DequantizeLinear` makes floats of, by the floats' names.
         integers: These integers by their name.
     """
 
     floats: dict[str, np.ndarray]
-    paths: dict[str, str]
+    paths: WeightPaths
     statistics: set[str]
     sources: dict[str, str]
     integers: dict[str, StoredWeight]
@@ -162,14 +148,14 @@ class _FloatWeights(NamedTuple):
             or (jnp.issubdtype(array.dtype, jnp.floating) and array.ndim and name not in settings
                 and array.dtype.itemsize > 1)
         }  # fmt: skip
-        return cls(floats, _paths([*floats]), statistics, sources, integers)
+        return cls(floats, paths_of([*floats]), statistics, sources, integers)
 
 
 def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryModel:
     """Reads a model: weights are its parameters, statistics of batch norms its state."""
     model = loaded(model)
     arrays = {tensor.name: array_of(tensor) for tensor in model.graph.initializer}
-    floats, paths, statistics, sources, integers = _FloatWeights.of(model.graph)
+    floats, (paths, keys), statistics, sources, integers = _FloatWeights.of(model.graph)
     names = {path: name for name, path in paths.items()}
     params = {paths[n]: jnp.asarray(w) for n, w in floats.items() if n not in statistics}
     state = {paths[n]: jnp.asarray(w) for n, w in floats.items() if n in statistics}
@@ -201,7 +187,7 @@ def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryM
         values |= {name: leaf for name, leaf in leaves.items() if name not in integers}
         values |= {name: leaves[source] for name, source in sources.items()}
         values |= {name: _input(value) for name, value in {**by_position, **kwargs}.items()}
-        with jax.named_scope(_scope(model.graph.name or "onnx")):
+        with jax.named_scope(scope_of(model.graph.name or "onnx")):
             results = program.graph(model.graph, values, program.opsets, {}, 0)
         results = [jax.tree.map(operators.in_range, result) for result in results]
         return results[0] if len(outputs) == 1 else tuple(results), state
@@ -218,9 +204,6 @@ def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryM
                         attribute.i = groups_left(by_name[node.input[1]][0], attribute.i)
         return _with_initializers(result, leaves)
 
-    keys: dict[str, tuple[str, ...]] = {
-        path: (path,) for name, path in paths.items() if path == name
-    }
     return LibraryModel(run, params, state, restored, keys)
 
 
@@ -248,20 +231,6 @@ def _roles(graph: onnx.GraphProto) -> tuple[set[str], set[str]]:
             statistics |= {*node.input[3:5]}
             read |= {*node.input[:3]}
     return statistics - read, settings
-
-
-def _paths(names: Sequence[str]) -> dict[str, str]:
-    """Cuts names at "/" and "."; names that would stand in each other's way stay whole."""
-    cut = {name: "/".join(filter(None, re.split(r"[/.]", name))) or name for name in names}
-    count = Counter(cut.values())
-    inner = {path[:i] for path in cut.values() for i, c in enumerate(path) if c == "/"}
-    crossed = {p for p in cut.values() if count[p] > 1 or p in inner}
-
-    def stands_alone(path: str) -> bool:
-        above = [path[:i] for i, c in enumerate(path) if c == "/"]
-        return not crossed & {path, *above}
-
-    return {name: path if stands_alone(path) else name for name, path in cut.items()}
 
 
 def _with_initializers(result: onnx.ModelProto, leaves: Mapping[str, np.ndarray]) -> Any:
@@ -362,7 +331,7 @@ class _OnnxProgram:
         own_attributes = {
             a.name: a for a in (_bound(a, attributes) for a in node.attribute) if a is not None
         }
-        scope = _scope(node.name or next(filter(None, node.output), node.op_type))
+        scope = scope_of(node.name or next(filter(None, node.output), node.op_type))
 
         if (domain, node.op_type) in self._functions:
             body = self._functions[domain, node.op_type]
@@ -454,11 +423,6 @@ def _inputs(node: onnx.NodeProto, values: Mapping[str, operators.Value]) -> list
 
 def _versions(entries: Iterable[Any]) -> dict[str, int]:
     return {"" if e.domain == "ai.onnx" else e.domain: e.version for e in entries}
-
-
-def _scope(name: str) -> str:
-    # Colons and brackets mean something in the names of sites.
-    return re.sub(r"[^\w./-]", "_", name).strip("/") or "node"
 
 
 def _bound(

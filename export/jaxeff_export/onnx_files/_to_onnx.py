@@ -23,12 +23,16 @@ Sharp edges:
   steps differ along several axes otherwise; activations of a known range pass `QuantizeLinear`.
 - ONNX Runtime rounds activations that don't to 8 bits by itself where their weights are integers.
   The session option `session.qdq_matmulnbits_accuracy_level` at "1" has it compute what is written.
+- What ONNX leaves open is written out as JAX has it: conversions beyond an integer's range, powers
+  of integers that wrap, and extremes, windows and arguments of NaN (a pooled window costs half as
+  much again; the maximum of a softmax nothing).
 - A `scan` is written once for each of its steps, up to 128; longer ones and while loops are `Loop`,
   branches `If`. Weights and activations inside these stay in float.
 - Random numbers are refused by name, as ONNX has no generator that gives JAX's: draw them outside
   and hand them in. Keys that are constants are drawn from here, once, as JAX does in every call.
 - What ONNX Runtime has no kernel for in a dtype (most of bfloat16 and of small integers) is
   computed in a wider one and converted back; without one (a convolution in float64) it is refused.
+- ONNX Runtime adds up and multiplies int64 along an axis by way of doubles: exact up to 2^53.
 - A file is read back before it is there: by the checker of `onnx`, and by ONNX Runtime where that
   is installed.
 
@@ -173,13 +177,20 @@ _KERNELS: dict[Any, frozenset[str]] = {
 
 _WIDER = {
     **dict.fromkeys(("bool", "int8", "uint8", "int16", "uint16"), ("int32", "float64")),
-    "int32": ("float64",), "uint32": ("int64", "float64"), "uint64": ("int64",),
+    "int32": ("float64",), "uint32": ("int64", "float64"),
     "float16": ("float32",), "bfloat16": ("float32",),
 }  # fmt: skip
 _MODULAR = {
     p.select_n_p, p.gather_p, p.neg_p, p.reduce_sum_p, p.reduce_prod_p, p.cumsum_p,
+    p.integer_pow_p,
 }  # fmt: skip
 """What signed integers of as many bits compute as unsigned ones do."""
+_ORDERED = {
+    p.reduce_max_p, p.reduce_min_p, p.argmax_p, p.argmin_p, p.sort_p, p.top_k_p,
+}  # fmt: skip
+"""What signed integers compute as unsigned ones do, half of the range further down."""
+_SIGNED = {"uint32": "int32", "uint64": "int64"}
+"""Not wider ones: what reads the file may have integers of 32 bits alone, as JAX does."""
 
 
 def computed_in(primitive: Any, dtype: Any) -> np.dtype:
@@ -187,8 +198,10 @@ def computed_in(primitive: Any, dtype: Any) -> np.dtype:
     kernels, name = _KERNELS.get(primitive, _MOST), np.dtype(dtype).name
     if name in kernels or primitive in _MOVES:
         return np.dtype(dtype)
+    if primitive in _MODULAR | _ORDERED and _SIGNED.get(name) in kernels:
+        return np.dtype(_SIGNED[name])
     for wider in _WIDER.get(name, ()):
-        if wider in kernels and (name != "uint64" or primitive in _MODULAR):
+        if wider in kernels:
             return np.dtype(wider)
     some = " or ".join(n for n in ("float32", "int32") if n in kernels)
     raise _graph.OnnxError(
@@ -234,15 +247,33 @@ def widened(
         invars=[variable(var, dtype) for var, dtype in zip(eqn.invars, taken, strict=True)],
         outvars=[variable(var, dtype) for var, dtype in zip(eqn.outvars, computed, strict=True)],
     )
+    ordered = eqn.primitive in _ORDERED
+
+    def to_wider(value: _graph.Value, dtype: np.dtype, wider: np.dtype) -> _graph.Value:
+        if ordered and dtype.name in _SIGNED:
+            value = graph.emit("Add", [value, _half(dtype)])
+        return graph.cast(value, wider)
+
+    def from_wider(value: _graph.Value, dtype: np.dtype) -> _graph.Value:
+        value = graph.cast(value, dtype)
+        if ordered and dtype.name in _SIGNED and eqn.primitive not in (p.argmax_p, p.argmin_p):
+            return graph.emit("Add", [value, _half(dtype)])
+        return value
+
     operands = [
-        value if a == b else graph.cast(value, b)
+        value if a == b else to_wider(value, a, b)
         for value, a, b in zip(inputs, dtypes, taken, strict=True)
     ]
     results = write(stated, operands)
     return [
-        value if var.aval.dtype == dtype else graph.cast(value, var.aval.dtype)
+        value if var.aval.dtype == dtype else from_wider(value, var.aval.dtype)
         for value, var, dtype in zip(results, eqn.outvars, computed, strict=True)
     ]
+
+
+def _half(dtype: np.dtype) -> np.ndarray:
+    """Half of the range of an unsigned dtype: twice added, a number is what it was."""
+    return np.array(np.iinfo(dtype).max // 2 + 1, dtype)
 
 
 _INDEXED: dict[Any, Callable[[int], range]] = {
@@ -316,7 +347,7 @@ class OnnxFile(NamedTuple):
 
 @core.validate(
     f=core.function_of_form("f(*args)"),
-    args=core.instance_of(tuple, list),
+    args=core.call_arguments,
     parameters=core.static_integer(0),
 )
 def to_onnx(
@@ -389,10 +420,53 @@ def _write(
         literal = isinstance(var, core.jax_internals.Literal)
         return np.asarray(var.val, var.aval.dtype) if literal else values[var]
 
+    parts = softmax_parts(closed.jaxpr)
     for eqn in closed.jaxpr.eqns:
-        results = _write_equation(graph, eqn, [read(var) for var in eqn.invars])
+        operands = [read(var) for var in eqn.invars]
+        graph.numbers = {v for v in operands if isinstance(v, str)} if id(eqn) in parts else set()
+        results = _write_equation(graph, eqn, operands)
         values |= dict(zip(eqn.outvars, results, strict=True))
     return [read(var) for var in closed.jaxpr.outvars]
+
+
+def softmax_parts(jaxpr: core.Jaxpr) -> set[int]:
+    """Finds the largest entries that softmaxes subtract, and the exponentials of what is left.
+
+    NaN gets into their sums without care for it.
+    """
+    uses: dict[Any, list[Any]] = {}
+    for eqn in jaxpr.eqns:
+        for var in eqn.invars:
+            if not isinstance(var, core.jax_internals.Literal):
+                uses.setdefault(var, []).append(eqn)
+    returned = {id(var) for var in jaxpr.outvars}
+    parts: set[int] = set()
+
+    def only(var: Any, taken: Callable[[Any], bool]) -> bool:
+        """Whether all that reads a variable, and something does, is taken."""
+        readers = uses.get(var, [])
+        return bool(readers) and id(var) not in returned and all(taken(e) for e in readers)
+
+    def summed(eqn: Any) -> bool:
+        return eqn.primitive in (p.reduce_sum_p, p.div_p)
+
+    def shifts(x: Any, var: Any, exponentials: set[int]) -> bool:
+        def raised(eqn: Any) -> bool:
+            exponentials.add(id(eqn))
+            return eqn.primitive is p.exp_p and only(eqn.outvars[0], summed)
+
+        def passed(eqn: Any) -> bool:
+            if eqn.primitive in _SAME | {p.broadcast_in_dim_p, p.reshape_p, p.max_p}:
+                return shifts(x, eqn.outvars[0], exponentials)
+            return eqn.primitive is p.sub_p and eqn.invars[0] is x and only(eqn.outvars[0], raised)
+
+        return only(var, passed)
+
+    for eqn in jaxpr.eqns:
+        exponentials: set[int] = set()
+        if eqn.primitive is p.reduce_max_p and shifts(eqn.invars[0], eqn.outvars[0], exponentials):
+            parts |= {id(eqn), *exponentials}
+    return parts
 
 
 def _unrolled(

@@ -159,7 +159,7 @@ class TuningDatabase:
         try:
             header = json.loads((self.path / HEADER).read_bytes())
             form, number, tvm_version = (header[key] for key in _header())
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise TuningError(
                 f"{self.path} is no tuning database: it has no readable {HEADER}; give a folder "
                 "that is empty or does not exist yet"

@@ -291,6 +291,9 @@ NEON (Raspberry Pi 2), `PROCESSORS`, and 64-bit RISC-V."""
 
 _NAMED: Mapping[str, Target] = {**ARM_TARGETS, **C_TARGETS}
 
+PLUGINS = "jaxeff.targets"
+"""Group of entry points of targets from other packages."""
+
 # LLVM's name of a feature -> the kernel's name of it in /proc/cpuinfo. Only features that change
 # the code a compiler generates for dense arithmetic are listed.
 _KERNEL_NAMES: Mapping[str, str] = {
@@ -351,7 +354,9 @@ def resolve_target(target: str | Mapping[str, Any]) -> Target:
     """Resolves a name to a TVM target dict; a dict is checked and passed through.
 
     Args:
-      target: ``"host"``, one of `ARM_TARGETS` or `C_TARGETS`, or a TVM target dict.
+      target: ``"host"``, one of `ARM_TARGETS` or `C_TARGETS`, a TVM target dict, or the name of an
+        entry point that an installed package has in the group `jaxeff.targets`: a `Processor` or
+        such a dict.
 
     Returns:
       A fresh dict with at least ``kind`` and ``mcpu``; ``num-cores`` is filled in for the host: the
@@ -368,7 +373,16 @@ def resolve_target(target: str | Mapping[str, Any]) -> Target:
     if target in _NAMED:
         # A copy, for callers that add settings of their own.
         return copy.deepcopy(dict(_NAMED[target]))
-    names, asked = target_names(), str(target).lower().replace("-", "").replace("_", "")
+    # Loaded only for a name that isn't ours: the command line's help needs no JAX.
+    from jaxeff.core import plugins
+
+    installed = plugins(PLUGINS)
+    if target in installed:
+        return _checked(dict(installed[target].load()))
+    names, asked = (
+        (*target_names(), *sorted(installed)),
+        str(target).lower().replace("-", "").replace("_", ""),
+    )
     core = next((core for chips, core in _CHIPS.items() if asked.startswith(chips)), None)
     near = difflib.get_close_matches(str(target).lower(), names, 1)
     meant = f"did you mean {near[0]!r}? Else " if near else ""

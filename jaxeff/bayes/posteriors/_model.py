@@ -60,7 +60,14 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxeff.core import check_examples, check_labels, parameter_tree, validate
+from jaxeff.core import (
+    check_examples,
+    check_labels,
+    kept_program,
+    parameter_tree,
+    validate,
+    warn_of_one_class,
+)
 from jaxeff.program import Target, deciding_patterns, trace
 from jaxeff.program.costs import fan_ins
 
@@ -354,12 +361,11 @@ def check_likelihood(
     shape_of = resolve_likelihood(likelihood)
 
     # Compiled, since NumPyro's own checks of concrete numbers don't say where these came from.
-    @jax.jit
     def evaluate(params: Any, inputs: Any, targets: Any) -> tuple[Any, Any]:
         outputs = f(params, *inputs)
         return outputs, shape_of(outputs).log_prob(targets)
 
-    values, log_likelihood = evaluate(params, inputs, targets)
+    values, log_likelihood = kept_program(evaluate)(params, inputs, targets)
     for path, leaf in named_leaves(values).items():
         if bad := int((~jnp.isfinite(leaf)).sum()):
             raise ValueError(
@@ -408,10 +414,9 @@ def check_targets(
 
 def _check_one(likelihood: Likelihood, outputs: Any, targets: Any, where: str) -> None:
     if likelihood == "categorical":
-        check_labels(
-            f"{where}the targets of a categorical likelihood", targets, outputs.shape[-1],
-            positions=outputs.shape[1:-1],
-        )  # fmt: skip
+        told = f"data: {where}the targets of a categorical likelihood"
+        check_labels(told, targets, outputs.shape[-1], positions=outputs.shape[1:-1])
+        warn_of_one_class(told, targets)
     _check_shapes(resolve_likelihood(likelihood), outputs, targets, where)
 
 

@@ -27,6 +27,7 @@ assert prediction_mixing(even, posterior, jnp.array([1.0, 2.0])).max_rhat < 1.05
 ```
 """
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -43,7 +44,15 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from jaxeff.bayes import posteriors
-from jaxeff.core import Table, input_batch, instance_of, real_array, shown_as_table, validate
+from jaxeff.core import (
+    Table,
+    input_batch,
+    instance_of,
+    optional,
+    real_array,
+    shown_as_table,
+    validate,
+)
 
 RHAT = 1.05
 """Above it, chains are said not to have converged."""
@@ -291,29 +300,28 @@ class MCMCResult:
         by ArviZ's names; of thinned chains they are those of the draws that were kept.
 
         Returns:
-            An ``arviz.InferenceData`` with the groups ``posterior`` and ``sample_stats``.
+            The groups ``posterior`` and ``sample_stats``: an ``xarray.DataTree``, or an
+            ``arviz.InferenceData`` of ArviZ before 1.0.
 
         Raises:
             ImportError: ArviZ is not installed.
         """
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # announces its next version
-                import arviz
-        except ImportError as error:
-            raise ImportError(
-                "to_arviz needs ArviZ, which is optional: pip install 'jaxeff[arviz]'"
-            ) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # announces its next version
+            arviz = optional("arviz", "to_arviz", "arviz")
         thin = self._iterations[1] // self.posterior.draws_per_chain
-        return arviz.from_dict(
-            posterior={
+        groups = {
+            "posterior": {
                 path.replace("/", "."): np.asarray(a) for path, a in self.posterior.random.items()
             },
-            sample_stats={
+            "sample_stats": {
                 _ARVIZ.get(name, name): np.asarray(values)[:, thin - 1 :: thin]
                 for name, values in self.stats.items()
             },
-        )
+        }
+        # Before version 1, groups were arguments by their names.
+        first = next(iter(inspect.signature(arviz.from_dict).parameters))
+        return arviz.from_dict(**groups) if first == "posterior" else arviz.from_dict(groups)
 
     @property
     def converged(self) -> bool:

@@ -80,6 +80,7 @@ _MONITORED = 100
 
 @core.validate(
     data=core.supervised_data,
+    monitor=core.all_of(core.instance_of(tuple), core.input_batch),
     warmup=core.static_integer(0),
     chains=core.static_integer(),
     thin=core.static_integer(),
@@ -190,16 +191,8 @@ def mcmc(
             "chains": chains,
             "thin": thin,
             "prior": scales,
-            "parameters": {
-                path: np.shape(leaf) for path, leaf in posteriors.named_leaves(params).items()
-            },
         }
-        # Functions can't be compared, so the run is known by its starts and by what it computes.
-        identity = run_identity(key, {"data": problem.data, "shared": problem.shared}, described, {
-            **describe_arrays("start", state.point.position),
-            **describe_arrays("params", _fixed(params, scales)),
-            **_describe_functions(program, state.point, problem),
-        })  # fmt: skip
+        identity = _identity(key, program, problem, state, described)
         store = ChainStore(Path(checkpoint), identity, program.together)
     try:
         trace = run_chains(
@@ -220,21 +213,10 @@ def mcmc(
     posterior = _draws(trace, params, scales, likelihood)
     predictions = None
     if monitor is None:
-        # Evenly spread over the data: sorted data sets would show one class only.
-        rows = np.linspace(0, count_examples(data) - 1, _MONITORED).astype(int)
-        monitor = jax.tree.map(lambda leaf: leaf[np.unique(rows)], tuple(data[:-1]))
+        monitor = _spread_inputs(data)
     if monitor and samples >= 4:
-        inputs = (*monitor, *shared)
-        predictions = prediction_mixing(f, posterior, *inputs)
-    stats = {name: values.T for name, values in trace.stats.items()}
-    seconds = trace.seconds[:warmup].sum(), trace.seconds[warmup:].sum()
-    result = MCMCResult(
-        posterior,
-        {name: values[:, warmup:] for name, values in stats.items()},
-        {name: values[:, :warmup] for name, values in stats.items()},
-        predictions,
-        seconds=(float(seconds[0]), float(seconds[1])),
-    )
+        predictions = prediction_mixing(f, posterior, *monitor, *shared)
+    result = _result(trace, posterior, predictions, warmup)
     if result.problems:
         warnings.warn(
             "the chains have not converged:\n- " + "\n- ".join(result.problems),
@@ -242,6 +224,42 @@ def mcmc(
             stacklevel=3,  # the caller's line, behind the check of the arguments
         )
     return result
+
+
+def _identity(
+    key: jax.Array,
+    program: _program.CompiledSampler,
+    problem: _program.SamplingProblem,
+    state: _program.Chains,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Describes a run: functions can't be compared, so it is known by its starts and programs."""
+    params = problem.params
+    shapes = {path: np.shape(leaf) for path, leaf in posteriors.named_leaves(params).items()}
+    described = {**settings, "parameters": shapes}
+    return run_identity(key, {"data": problem.data, "shared": problem.shared}, described, {
+        **describe_arrays("start", state.point.position),
+        **describe_arrays("params", _fixed(params, problem.scales)),
+        **_describe_functions(program, state.point, problem),
+    })  # fmt: skip
+
+
+def _spread_inputs(data: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Selects the inputs to monitor, evenly: sorted data sets would show one class only."""
+    rows = np.linspace(0, count_examples(data) - 1, _MONITORED).astype(int)
+    return jax.tree.map(lambda leaf: leaf[np.unique(rows)], tuple(data[:-1]))
+
+
+def _result(trace: Trace, posterior: posteriors.Draws, predictions: Any, warmup: int) -> MCMCResult:
+    """Splits what chains recorded into the iterations of the warm-up and those that are kept."""
+    stats = {name: values.T for name, values in trace.stats.items()}
+    return MCMCResult(
+        posterior,
+        {name: values[:, warmup:] for name, values in stats.items()},
+        {name: values[:, :warmup] for name, values in stats.items()},
+        predictions,
+        seconds=(float(trace.seconds[:warmup].sum()), float(trace.seconds[warmup:].sum())),
+    )
 
 
 def _mesh(chains: int, devices: Sequence[Any] | None) -> Mesh | None:

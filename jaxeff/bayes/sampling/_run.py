@@ -25,6 +25,7 @@ from jaxeff.store import (
     Resume,
     load_metadata,
     load_pytree,
+    reading_errors,
     require_same_run,
     save_pytree,
 )
@@ -70,7 +71,12 @@ class ChainStore:
         Raises:
             CheckpointError: A file is damaged or missing, or the run is another one.
         """
-        return from_writer(lambda: self._read(like, force), self._together)
+
+        def read() -> tuple[warmup.Chains, int, list[Trace]] | None:
+            with reading_errors(self._state):
+                return self._read(like, force)
+
+        return from_writer(read, self._together)
 
     def _read(
         self, like: warmup.Chains, force: bool

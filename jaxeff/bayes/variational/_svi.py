@@ -17,6 +17,9 @@ Sharp edges:
   99.1 % and an AUROC of 0.98 against Fashion-MNIST by mutual information of 30 samples.
 - A final KL weight below 1 is a cold posterior: variances come out smaller than Bayes' rule would
   have them.
+- A second call with data of the same shapes and as many epochs compiles nothing where ``f``, and a
+  likelihood or schedule that is a function, are the same objects; a guide or an optimizer may be
+  made anew.
 - Batch statistics can't be sampled; give a function that treats them as constants.
 
 ```python
@@ -382,7 +385,7 @@ def svi(
         key: Random key; the run is a function of it and of the other arguments.
         f: ``f(params, *inputs) -> outputs``, e.g. from `jaxeff.functional`.
         params: Starting point of the posterior means: trained parameters for a warm start, fresh
-            ones otherwise (the source starts them all at 0.08). Those without a prior are trained
+            ones otherwise (the thesis starts them all at 0.08). Those without a prior are trained
             as they are. Or any posterior: means and standard deviations then start at its; from a
             sampler's draws take `around_best_draw`.
         data: ``(*inputs, targets)``: arrays (or pytrees) with a common first axis of examples.

@@ -320,7 +320,9 @@ def product_of(layer: Layer) -> Kernel | str:
     """Finds the operator of a linear layer, whatever its operands are; or why there is none."""
     node = layer.op
     if node is None or len(layer.weights) != 1 or len(layer.data) != 1:
-        return f"a {layer.kind} of {len(layer.data)} arrays of data"
+        if not layer.weights and len(layer.data) == 1:
+            return f"a {layer.kind} whose weights f closes over, and which are none of its params"
+        return f"a {layer.kind} of {len(layer.weights)} weights and {len(layer.data)} data arrays"
     if len(layer.outputs) != 1:
         return "a layer of several results"
     # An adapter beside the weight, say: a kernel would leave all but one product out.

@@ -155,7 +155,7 @@ class IntegerRule:
     def __call__(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         """Computes one layer."""
         setting = self.settings.get(layer.site)
-        if setting is None and layer.kind == "input":
+        if setting is None and not layer.nodes:
             return values
         if setting is not None and layer.kind in {"linear", "matmul"}:
             value = self._product(layer, setting, values)
@@ -169,7 +169,7 @@ class IntegerRule:
             value = self._followed(layer, values) or self._moved(layer, values)
             if value is not None:
                 return [value]
-        if layer.site and layer.kind != "input":
+        if layer.site:
             for v in layer.inputs:
                 self.read.update(dataflow.needed_leaves(v, self.makers))
         floats = as_floats(values, layer.inputs)
@@ -466,7 +466,7 @@ def _left_in_float(layer: Layer, kind: str) -> None:
 
 def _named(layer: Layer) -> Any:
     """Returns the name scope of a layer, by which a later transform and `summary` know it."""
-    if not layer.site or layer.kind == "input":
+    if not layer.site:
         return contextlib.nullcontext()
     return jax.named_scope(mark(layer.kind, layer.site, layer.occurrence))
 

@@ -32,6 +32,9 @@ from jaxeff.compression.post_training._layerwise import on_grids as on_grids
 from jaxeff.compression.post_training._multiplication import Matrix as Matrix
 from jaxeff.compression.post_training._multiplication import Multiplication as Multiplication
 from jaxeff.compression.post_training._multiplication import multiplications as multiplications
+from jaxeff.compression.post_training._multiplication import producers as producers
+from jaxeff.compression.post_training._multiplication import users as users
+from jaxeff.compression.post_training._multiplication import weight_entries as weight_entries
 from jaxeff.compression.post_training._rotation import rotate as rotate
 from jaxeff.compression.post_training._rounding import adaround as adaround
 from jaxeff.compression.post_training._rounding import gptq as gptq

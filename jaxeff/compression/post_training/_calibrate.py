@@ -14,6 +14,7 @@ h = running(f, spec, training=False)                    # afterwards: the ranges
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from jaxeff.compression._quantized import applies, of_inputs, of_outputs, quanti
 from jaxeff.compression.integers import integer
 from jaxeff.compression.numerics import LayerQuantization, Tensor, fake_quantize, value_range
 from jaxeff.compression.numerics import parts as parts_of
-from jaxeff.compression.post_training._clipping import METHODS, Observer, clip_range, known_width
+from jaxeff.compression.post_training import _clipping as clipping
 from jaxeff.compression.post_training._layerwise import PostTrained
 from jaxeff.compression.quantizers import Int, Uniform
 from jaxeff.program import (
@@ -72,6 +73,8 @@ def calibrate(
 
     Sharp edges:
         Ranges are those of the model before quantization.
+        A second call with batches of the same shapes and an equal spec compiles nothing where `f`
+        is the same object.
         Uses of one layer with one setting, such as the steps of an unrolled cell, have one range;
         a use that the spec names (`"fc#1"`) has its own.
         Methods whose field `range` is None are measured, `Int` and `Uniform`; others start by
@@ -108,39 +111,11 @@ def calibrate(
     kinds: Any = Measured
     check_settings(spec, kinds, "an Int, such as Int(8), a Uniform or a LayerQuantization of them")
     method, percentile = _method(method, percentile)
-    observer = Observer(method, percentile)
-    settings: dict[str, Any] = {}
-    kept: dict[str, tuple[Uniform, tuple[int, ...]]] = {}
-    first_uses: dict[str, str] = {}
-
-    @jax.jit
-    def observe(*args: Any) -> dict[str, Any]:
-        program = trace(f, *args)
-        resolved = resolve(spec, program, applies, "an integer grid")
-        settings.update(_by_site(program, resolved))
-        first_uses.update(_first_uses(program, resolved))
-        # Weights inside loops have no single array here: they keep their own range.
-        outside = {layer.site for layer in program.layers}
-        arrays: dict[str, Any] = {}
-
-        def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-            setting = resolved.get(layer.site)
-            outputs = plain_rule(layer, key, *values)
-            if setting is None:
-                return outputs
-            for quantizer, tensor, x, operand in _open(layer, setting, values, outputs):
-                if tensor.role == "activation":
-                    observer.observe((first_uses[layer.site], operand), quantizer, x)
-                elif weights and layer.site in outside:
-                    kept[layer.site] = quantizer, tensor.axes(quantizer.per)
-                    arrays[layer.site] = x
-            return outputs
-
-        evaluate(program, rule, None, jax.tree.leaves((args, {})))
-        return arrays
-
-    arrays = _run(observe, params, batches)
-    ranges = observer.ranges()
+    observer = clipping.Observer(method)
+    measure = functools.partial(_observed, f, dict(spec), method, percentile, weights)
+    arrays, seen = _run(core.kept_program(measure), observer, params, batches)
+    settings, first_uses, kept = dict(seen.settings), seen.first_uses, seen.weights
+    ranges = observer.ranges(seen.grids)
     for site, first in first_uses.items():
         if first in ranges:
             settings[site] = _with_ranges(settings[site], ranges[first])
@@ -150,6 +125,60 @@ def calibrate(
         fixed = dataclasses.replace(quantizer, range=both)
         settings[site] = dataclasses.replace(apart, weights=fixed)
     return PostTrained(f, params, settings)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Traced:
+    """What a trace of a model says of its sites, which a program that is kept says again.
+
+    Attributes:
+        settings: The setting of each site.
+        first_uses: The site that has the range of each, by site.
+        grids: The grid of each activation that is measured.
+        weights: The grid of each weight that is measured, and the axes that ranges differ along.
+    """
+
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    first_uses: dict[str, str] = dataclasses.field(default_factory=dict)
+    grids: dict[clipping.Place, Uniform] = dataclasses.field(default_factory=dict)
+    weights: dict[str, tuple[Uniform, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
+
+
+def _observed(
+    f: Callable[..., Any],
+    spec: Mapping[str, Measured | None],
+    method: str,
+    percentile: float,
+    weights: bool,
+    number: Any,
+    *args: Any,
+) -> tuple[dict[str, Any], _Traced]:
+    """Runs a model, has the observer of a number record activations, and gives weights."""
+    program = trace(f, *args)
+    resolved = resolve(spec, program, applies, "an integer grid")
+    seen = _Traced(_by_site(program, resolved), _first_uses(program, resolved))
+    # Weights inside loops have no single array here: they keep their own range.
+    outside = {layer.site for layer in program.layers}
+    arrays: dict[str, Any] = {}
+
+    def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        setting = resolved.get(layer.site)
+        outputs = plain_rule(layer, key, *values)
+        if setting is None:
+            return outputs
+        for quantizer, tensor, x, operand in _open(layer, setting, values, outputs):
+            if tensor.role == "activation":
+                place = seen.first_uses[layer.site], operand
+                seen.grids[place] = quantizer
+                clipping.observe(number, place, x, method, percentile)
+            elif weights and layer.site in outside:
+                seen.weights[layer.site] = quantizer, tensor.axes(quantizer.per)
+                arrays[layer.site] = x
+        return outputs
+
+    evaluate(program, rule, None, jax.tree.leaves((args, {})))
+    return arrays, seen
 
 
 @core.validate(bits=core.static_integer(1, 8), spec=core.spec_of())
@@ -209,17 +238,17 @@ def as_batches(where: str, batches: Any) -> Iterable[Any]:
 
 
 def _run(
-    observe: Callable[..., dict[str, Any]], params: Any, batches: Iterable[Any]
-) -> dict[str, Any]:
-    """Runs the model on all batches, and gives the arrays of the last: weights are equal in all."""
-    arrays: dict[str, Any] | None = None
+    program: Callable[..., Any], observer: clipping.Observer, params: Any, batches: Iterable[Any]
+) -> tuple[dict[str, Any], _Traced]:
+    """Runs the model on all batches, and gives what the last does: weights are equal in all."""
+    result: tuple[dict[str, Any], _Traced] | None = None
     for batch in batches:
         args = core.as_arguments(batch)
         core.check_params("a batch", args)
         if any(np.size(leaf) == 0 for leaf in jax.tree.leaves(args)):
             raise ValueError("calibrate needs batches with at least one example, but one is empty.")
         try:
-            arrays = observe(params, *args)
+            result = program(observer.number, params, *args)
         except (TypeError, ValueError) as error:
             if isinstance(batches, list) and len(batches) > 1:
                 error.add_note(
@@ -230,9 +259,9 @@ def _run(
             raise
     # Callbacks run asynchronously: wait until all of them have recorded.
     jax.effects_barrier()
-    if arrays is None:
+    if result is None:
         raise ValueError("calibrate needs at least one batch, but there is none.")
-    return arrays
+    return result
 
 
 def _method(method: str | None, percentile: float | None) -> tuple[str, float]:
@@ -241,7 +270,7 @@ def _method(method: str | None, percentile: float | None) -> tuple[str, float]:
         core.check_number("percentile", percentile, high=100, above=50)
     if method is None:
         method = "minmax" if percentile in (None, 100) else "percentile"
-    core.check_choice("method", method, METHODS)
+    core.check_choice("method", method, clipping.METHODS)
     if percentile is not None and method != "percentile" and percentile != 100:
         raise ValueError(f'percentile={percentile} belongs to method="percentile", not {method!r}.')
     return method, 99.9 if percentile is None else percentile
@@ -295,9 +324,11 @@ def _weight_range(
     shape = tuple(n if a in axes else 1 for a, n in enumerate(values.shape)) if axes else ()
     # One row per range.
     flat = values.transpose(axes + rest).reshape(int(np.prod(shape)), -1)
-    width = known_width(site, grid) if method in {"mse", "kl"} else 8
+    width = clipping.known_width(site, grid) if method in {"mse", "kl"} else 8
     ends = [
-        clip_range(row, width, symmetric=grid.symmetric, method=method, percentile=percentile)
+        clipping.clip_range(
+            row, width, symmetric=grid.symmetric, method=method, percentile=percentile
+        )
         for row in flat
     ]
     low, high = (jnp.asarray(np.array(e).reshape(shape), w.dtype) for e in zip(*ends, strict=True))

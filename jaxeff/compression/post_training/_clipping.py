@@ -1,8 +1,10 @@
 """Where values are clipped before they are put on a uniform grid: `clip_range`, `Observer`."""
 
 import functools
+import itertools
+import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -259,47 +261,26 @@ class Observer:
 
     Attributes:
         method: "minmax", "percentile", "mse" or "kl".
-        percentile: The upper percentile; the lower one is its counterpart.
+        number: What `observe` is told to record here by: programs outlive an observer.
     """
 
-    def __init__(self, method: str, percentile: float) -> None:
-        self.method, self.percentile = method, percentile
-        self._grids: dict[Place, Uniform] = {}  # in order
+    def __init__(self, method: str) -> None:
+        self.method, self.number = method, next(_NUMBERS)
         self._ends: dict[Place, list[tuple[float, float]]] = defaultdict(list)
         self._histograms: dict[Place, Histogram] = {}
+        _OBSERVERS[self.number] = self
 
-    def observe(self, place: Place, grid: Uniform, x: Array) -> None:
-        """Records an array that a grid will quantize; traced."""
-        self._grids[place] = grid
-        if not x.size:
-            raise ValueError(f"The layer {place[0]!r} reads an empty array while calibrating.")
-        rules: dict[str, Callable[[Array], Sequence[Array]]] = {
-            "percentile": self._percentiles, "minmax": self._extremes,
-        }  # fmt: skip
-        numbers = rules.get(self.method, self._counts)(x)
-        io_callback(functools.partial(self._record, place), None, *numbers)
-
-    def ranges(self) -> dict[str, dict[int, tuple[float, float]]]:
-        """Computes smallest and largest value kept, per site and operand."""
+    def ranges(self, grids: Mapping[Place, Uniform]) -> dict[str, dict[int, tuple[float, float]]]:
+        """Computes smallest and largest value kept, per site and operand, for their grids."""
         ranges: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
-        for place, grid in self._grids.items():
+        for place, grid in grids.items():
             ranges[place[0]][place[1]] = self._range(place, grid)
         return ranges
 
-    def _percentiles(self, x: Array) -> tuple[Array, Array]:
-        # On the device: only two numbers per batch and site leave it.
-        both = jnp.percentile(x, jnp.array([100 - self.percentile, self.percentile], x.dtype))
-        return both[0], both[1]
-
-    def _extremes(self, x: Array) -> tuple[Array, Array]:
-        return x.min(), x.max()
-
-    def _counts(self, x: Array) -> tuple[Array, Array, Array, Array]:
-        return *self._extremes(x), *count(x)
-
-    def _record(
+    def record(
         self, place: Place, low: Any, high: Any, counts: Any = None, exponent: Any = None
     ) -> None:
+        """Records what `observe` computed of an array."""
         self._ends[place].append((float(low), float(high)))
         if counts is not None:
             # Borders are powers of two: histograms of batches add exactly, whatever their ranges.
@@ -321,6 +302,36 @@ class Observer:
             width = known_width(place[0], grid)
             return clip_histogram(self._histograms[place], width, grid.symmetric, self.method)
         return float(both[:, 0].min()), float(both[:, 1].max())
+
+
+_NUMBERS = itertools.count()
+_OBSERVERS: weakref.WeakValueDictionary[int, Observer] = weakref.WeakValueDictionary()
+
+
+def observe(number: Any, place: Place, x: Array, method: str, percentile: float) -> None:
+    """Records an array that a grid will quantize with the observer of a number; traced.
+
+    Args:
+        number: Number of the observer, which may be traced.
+        place: The site, and the operand's number.
+        x: The array.
+        method: The observer's.
+        percentile: The upper percentile; the lower one is its counterpart.
+    """
+    if not x.size:
+        raise ValueError(f"The layer {place[0]!r} reads an empty array while calibrating.")
+    if method == "percentile":
+        # On the device: only two numbers per batch and site leave it.
+        both = jnp.percentile(x, jnp.array([100 - percentile, percentile], x.dtype))
+        numbers: tuple[Array, ...] = both[0], both[1]
+    else:
+        numbers = x.min(), x.max()
+        numbers += () if method == "minmax" else count(x)
+
+    def record(number: Any, *numbers: Any) -> None:
+        _OBSERVERS[int(number)].record(place, *numbers)
+
+    io_callback(record, None, number, *numbers)
 
 
 def known_width(site: str, grid: Uniform) -> int:

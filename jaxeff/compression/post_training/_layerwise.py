@@ -203,7 +203,7 @@ def on_grids(
     """
     program, settings, linear, refused, leaves = read_model(where, f, params, batch, spec)
     run = SharedPrograms()
-    solved: dict[str, tuple[Array, Quantizer]] = {}
+    solved: dict[str, tuple[Layer, Array, Quantizer]] = {}
     started: dict[str, Quantizer] = {}
 
     def at(
@@ -250,14 +250,31 @@ def on_grids(
             new = _snapped(where, run, quantizer, new, tensor)
             leaf = here.origin.leaf
             leaves[leaf] = here.origin.to_leaf(new, leaves[leaf])
-            solved[path] = new, quantizer
-        inputs[i], started[layer.site] = solved[path]
+            solved[path] = layer, new, quantizer
+        first, inputs[i], quantizer = solved[path]
+        if first is not layer and _turned(program, first, layer):
+            # In this layer's own layout.
+            inputs[i] = here.origin.to_input(leaves[here.origin.leaf])
+            if not jnp.array_equal(rounded(run, quantizer, tensor, inputs[i]), inputs[i]):
+                raise ValueError(
+                    f"{where} can't replace the weight of {layer.site!r}: {first.site!r} reads "
+                    f"{path} in another layout, and the channels of one aren't those of the other. "
+                    'Give both a setting without channels (per="tensor"), or set None at both.'
+                )
+        started[layer.site] = quantizer
         return evaluated(layer, inputs, run)
 
     side_by_side(program, settings, leaves, at, run)
     if not started:
         raise ValueError(f"{where} found no weights to quantize: no setting of the spec has any.")
     return PostTrained(f, with_leaves(params, leaves), started_spec(program, settings, started))
+
+
+def _turned(program: Program, first: Layer, layer: Layer) -> bool:
+    """Returns whether two uses of a weight lay it out otherwise, as a tied layer does."""
+    makers = multiplication.producers(program)
+    one, other = (multiplication.weight_entries(program, use, makers) for use in (first, layer))
+    return one is None or other is None or not np.array_equal(one, other)
 
 
 def _snapped(

@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxeff.program import Layer, Program, SharedPrograms
-from jaxeff.program.ir import Contraction, Node, Role, Value, run_nodes
+from jaxeff.program.ir import Contraction, Node, OperationFamily, Role, Value, making, run_nodes
 from jaxeff.program.ir import primitives as prim
 
 CONVERSIONS = {prim.p.convert_element_type_p, prim.p.copy_p, prim.NAME}
@@ -187,7 +187,7 @@ class Multiplication:
         if operand in self.layer.inputs:
             at: Array = values[self.layer.inputs.index(operand)]
             return at
-        nodes = _before(self.layer.nodes, operand)
+        nodes = making(self.layer.nodes, [operand])
         values_read: Array = run_nodes(nodes, self.layer.inputs, values, (operand,))[0]
         return values_read
 
@@ -297,13 +297,39 @@ def _multiplication(
     return Multiplication(layer, index, parameter)
 
 
-def _before(nodes: Sequence[Node], value: Value) -> list[Node]:
-    needed, kept = {value}, []
-    for node in reversed(nodes):
-        if any(v in needed for v in node.outputs):
-            kept.append(node)
-            needed.update(node.values)
-    return kept[::-1]
+def weight_entries(program: Program, layer: Layer, makers: dict[Value, Node]) -> np.ndarray | None:
+    """Tells which entry of its parameter each entry of a layer's weight is.
+
+    It is followed through moves and through pointwise operations, such as a rounding.
+
+    Returns:
+        Places in the flattened parameter as the layer's matrix, `[groups, inputs, outputs]`; None
+        if they can't be told.
+    """
+    node = layer.op
+    assert node is not None
+    contraction = Contraction.of(node)
+    value = node.inputs[contraction.side]
+    moves: list[Node] = []
+    while value in makers:
+        maker = makers[value]
+        if maker.primitive in _MOVES and len(maker.values) == 1:
+            moves.append(maker)
+            (value,) = maker.values
+            continue
+        alike = [
+            v for v in maker.values
+            if v.is_weight and v.leaves and v.aval.shape == value.aval.shape
+        ]  # fmt: skip
+        if not alike or maker.signature.family is not OperationFamily.ELEMENTWISE:
+            return None
+        value = alike[0]
+    places = np.arange(value.aval.size, dtype=np.int32).reshape(value.aval.shape)
+    with jax.ensure_compile_time_eval():  # places are numbers, also under jit
+        for move in reversed(moves):
+            if move.primitive not in CONVERSIONS:
+                places = np.asarray(run_nodes((move,), move.values, (places,), move.outputs)[0])
+    return np.asarray(contraction.matrix(places))
 
 
 def _is_data(value: Any) -> bool:

@@ -14,6 +14,7 @@ from jaxeff.moment_propagation.dependence._lineage import SHARED as SHARED
 from jaxeff.moment_propagation.dependence._lineage import (
     DependentCombination as DependentCombination,
 )
+from jaxeff.moment_propagation.dependence._lineage import Label as Label
 from jaxeff.moment_propagation.dependence._lineage import Labels as Labels
 from jaxeff.moment_propagation.dependence._lineage import Lineage as Lineage
 from jaxeff.moment_propagation.dependence._lineage import follow_lineages as follow_lineages
@@ -21,6 +22,7 @@ from jaxeff.moment_propagation.dependence._lineage import identity as identity
 from jaxeff.moment_propagation.dependence._lineage import (
     independent_lineages as independent_lineages,
 )
+from jaxeff.moment_propagation.dependence._lineage import is_common as is_common
 from jaxeff.moment_propagation.dependence._lineage import union as union
 from jaxeff.moment_propagation.dependence._lineage import varying_axes as varying_axes
 from jaxeff.moment_propagation.dependence._pointwise import AFFINE as AFFINE

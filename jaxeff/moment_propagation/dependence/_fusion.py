@@ -14,25 +14,28 @@ noted.
 Sharp edges
 - A site inside a fused layer isn't evaluated on its own unless others read it: a transform of the
   result sees the last site of the fused layer only.
-- A loop's body is looked at by itself: what it reads is taken as independent, and that is noted.
+- A loop's body is integrated by itself: what it reads is taken as independent. What that combines
+  is found by following lineages through its steps; of a loop of unknown length it is noted at once.
 
 For people to read, such a place is an `Assumption`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import _lineage as lineage
 from jaxeff.moment_propagation.dependence._pointwise import degrees, has_rule, is_pointwise
 from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Node, Scan, Value
+from jaxeff.program.ir import Node, Scan, Value, fixed_point
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import reduces
 
@@ -52,6 +55,16 @@ class Ratio(NamedTuple):
     high: float
     error: float
 
+    @classmethod
+    def of(cls, ratios: np.ndarray, error: float) -> Ratio | None:
+        """Summarizes ratios of entries, or returns None if no entry varies."""
+        # Entries that never vary (a dead unit) have no ratio.
+        values = ratios[np.isfinite(ratios)]
+        if not values.size:
+            return None
+        low, median, high = (float(q) for q in np.quantile(values, (0.05, 0.5, 0.95)))
+        return cls(median, low, high, error)
+
     def __str__(self) -> str:
         """Returns the median and the range."""
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
@@ -70,6 +83,8 @@ class Assumption:
         line: Source line of the operation, `file:line (function)`.
         ratio: Ratio of the rule's variance to Monte Carlo's, given its inputs' true moments;
             None until it was estimated.
+        adds_up: Whether what entries share adds up, so that the variance may be several times off,
+            rather than cancels under weights of either sign.
     """
 
     site: str
@@ -78,6 +93,7 @@ class Assumption:
     shares: tuple[str, ...]
     line: str
     ratio: Ratio | None = None
+    adds_up: bool = True
 
     @classmethod
     def of(
@@ -100,22 +116,30 @@ class Assumption:
             else f"{name} combines values that share noise"
         )
         shared = _names(_shared(meeting, leaves or {}) or [meeting.source])
-        return cls(layer.site, layer.kind, reason, shared, _compat.source_line(meeting.eqn))
+        line = _compat.source_line(meeting.eqn)
+        return cls(layer.site, layer.kind, reason, shared, line, adds_up=meeting.adds_up)
 
     @classmethod
     def in_a_loop(cls, layer: Layer, sources: Iterable[Any]) -> Assumption:
-        """Makes the assumption that what a loop or branch reads is fresh at every step."""
+        """Makes the assumption that what a loop reads is fresh at every step."""
         node = layer.nodes[0]
         reason = f"{node.primitive.name} takes what it reads as independent, at every step anew"
         line = _compat.source_line(node.eqn)
         return cls(layer.site, layer.kind, reason, _names(sources), line)
 
     @classmethod
+    def unrounded(cls, layer: Layer, random: Iterable[Any]) -> Assumption:
+        """Makes the assumption that rounding to values that aren't evenly spaced adds nothing."""
+        reason = "rounding to values that aren't evenly spaced is taken to add no variance, a grid"
+        line = _compat.source_line(layer.nodes[-1].eqn)
+        return cls(layer.site, layer.kind, reason, _names(random), line)
+
+    @classmethod
     def expanded(cls, layer: Layer, random: Iterable[Any]) -> Assumption:
         """Makes the assumption that a smooth function of several dependent entries is quadratic."""
         reason = "dependent entries are combined, to second order about their means,"
         line = _compat.source_line(layer.nodes[-1].eqn)
-        return cls(layer.site, layer.kind, reason, _names(random), line)
+        return cls(layer.site, layer.kind, reason, _names(random), line, adds_up=False)
 
     @classmethod
     def approximated(cls, layer: Layer, node: Node, root: Value, name: str) -> Assumption:
@@ -124,7 +148,7 @@ class Assumption:
         if name == "logsumexp":
             reason = "pairs of a log-sum-exp are taken as Gaussian, a statistic"
         line = _compat.source_line(node.eqn)
-        return cls(layer.site, layer.kind, reason, _names([root]), line)
+        return cls(layer.site, layer.kind, reason, _names([root]), line, adds_up=False)
 
     def __str__(self) -> str:
         """Returns one line: where, what, and how far off."""
@@ -147,12 +171,13 @@ def _shared(
         ]
     # Within one value: the sources that several of its entries depend on; all of them where the
     # labels cannot tell.
-    return [s for s, labels in leaves_of_source.items() if lineage.SHARED in labels] or list(
-        leaves_of_source
-    )
+    return [
+        s for s, labels in leaves_of_source.items() if any(map(lineage.is_common, labels))
+    ] or list(leaves_of_source)
 
 
 def _names(sources: Iterable[Any]) -> tuple[str, ...]:
+    sources = [s.source if isinstance(s, _Step) else s for s in sources]
     return tuple(dict.fromkeys(s.path or "input" for s in sources if isinstance(s, Value)))
 
 
@@ -169,7 +194,8 @@ class Assumptions(tuple[Assumption, ...]):
             place = (one.site, one.kind, one.reason, one.line)
             known = places.get(place)
             shares = dict.fromkeys((*(known.shares if known else ()), *one.shares))
-            places[place] = replace(one, shares=tuple(shares))
+            adds_up = one.adds_up or (known is not None and known.adds_up)
+            places[place] = replace(one, shares=tuple(shares), adds_up=adds_up)
         return cls(places.values())
 
     def __str__(self) -> str:
@@ -196,23 +222,19 @@ class WholeLayer(Layer):
     """Layers that have a rule together, which takes their inputs: joined with no others."""
 
 
-def fuse_dependent(
-    program: Program, random: Collection[Value], note: Note, products: bool = True
-) -> Program:
+def fuse_dependent(program: Program, random: Collection[Value], note: Note) -> Program:
     """Joins layers that combine dependent values with those that make them.
 
     Args:
         program: A program or a loop's body.
         random: Inputs of it that are random.
         note: Called for each place where independence is assumed.
-        products: Whether to follow products with weights where that is exact: it costs more than
-            the layers one by one.
 
     Returns:
         A program of the same inputs and outputs, with a `FusedLayer` in place of its last layer;
         layers that nobody reads any more are dropped.
     """
-    state = _DependenceState(note, products)
+    state = _DependenceState(note)
     for value in random:
         itself = {value: lineage.identity(value.aval.shape)}
         # Entries of the inputs are independent by definition: each input is its own source.
@@ -247,7 +269,6 @@ class _DependenceState:
 
     Attributes:
         note: Function that notes assumptions.
-        products: Whether products are followed.
         atoms: Each random value's lineage from atoms.
         roots: The lineage from what not even products are followed through.
         leaves: The lineage from the program's random inputs.
@@ -257,7 +278,6 @@ class _DependenceState:
     """
 
     note: Note
-    products: bool
     atoms: dict[Value, lineage.Lineage] = field(default_factory=dict)
     leaves: dict[Value, lineage.Lineage] = field(default_factory=dict)
     roots: dict[Value, lineage.Lineage] = field(default_factory=dict)
@@ -295,16 +315,74 @@ class _DependenceState:
         return [v for v in layer.inputs if v in self.leaves]
 
     def _pass(self, layer: Layer, random: Sequence[Value]) -> None:
-        """Passes a loop or branch: everything it makes depends on all that it reads."""
+        """Passes a loop or branch, whose rule takes all that it reads as independent."""
+        (node,) = layer.nodes
+        lineages = self._through(layer, node)
         sources = list(dict.fromkeys(s for v in random for s in self.leaves[v]))
-        shared = lineage.shared_sources(random, self.leaves)
-        if shared or _repeats(layer.nodes[0], random):
-            self.note(Assumption.in_a_loop(layer, shared or sources))
+        if lineages is None:
+            self.note(Assumption.in_a_loop(layer, sources))
         for value in layer.outputs:
             # Conservative: a body may mix any entries. Towards later layers the results are atoms,
             # so none of them is joined with a loop.
-            self.leaves[value] = {s: (lineage.SHARED,) * len(value.aval.shape) for s in sources}
-            self.atoms[value] = self.roots[value] = {value: lineage.identity(value.aval.shape)}
+            everything = {s: (lineage.SHARED,) * len(value.aval.shape) for s in sources}
+            leaves = everything if lineages is None else lineages.get(value, {})
+            if leaves:
+                self.leaves[value] = leaves
+                itself = {value: lineage.identity(value.aval.shape)}
+                self.atoms[value] = self.roots[value] = itself
+
+    def _through(self, layer: Layer, node: Node) -> Mapping[Value, lineage.Lineage] | None:
+        """Follows lineages through the bodies of a layer; None for a loop of unknown length."""
+        operands = [self._leaves_of(a) for a in node.inputs]
+        if node.primitive is p.scan_p:
+            results = self._scanned(layer.programs[0], Scan.of(node, operands))
+        elif node.primitive in {p.cond_p, p.remat_p}:
+            inputs = operands[1:] if node.primitive is p.cond_p else operands
+            branches = [self._in_body(body, inputs, self.note) for body in layer.programs]
+            results = [lineage.union(of) for of in zip(*branches, strict=True)]
+        else:
+            return None
+        return dict(zip(node.outputs, results, strict=True))
+
+    def _leaves_of(self, atom: Any) -> lineage.Lineage:
+        return self.leaves.get(atom, {}) if isinstance(atom, Value) else {}
+
+    def _scanned(self, body: Program, loop: Scan[lineage.Lineage]) -> list[lineage.Lineage]:
+        """Follows lineages through a scan, whose steps read other rows of the same constants."""
+        rows = [
+            {_row(s, labels): labels[1:] for s, labels in of_rows.items()} for of_rows in loop.xs
+        ]
+        constants = {s for of in loop.consts for s in of}
+
+        def step(
+            carry: Sequence[lineage.Lineage], note: Note = lambda _: None
+        ) -> tuple[list[lineage.Lineage], list[lineage.Lineage]]:
+            after, ys = loop.split(self._in_body(body, loop.inputs(carry, rows), note))
+            return [_kept(one, constants) for one in after], ys
+
+        carry, _ = fixed_point(step, loop.carry, lambda a, b: lineage.union((a, b)))
+        again = set(_names(constants & {s for of in carry for s in of}))
+
+        def note(one: Assumption) -> None:
+            # What the same weights make of their own results adds up from step to step.
+            self.note(one if again.isdisjoint(one.shares) else replace(one, adds_up=True))
+
+        after, ys = step(carry, note)
+        return [*map(_after_last_step, after), *map(_stacked, ys)]
+
+    def _in_body(
+        self, body: Program, inputs: Sequence[lineage.Lineage], note: Note
+    ) -> list[lineage.Lineage]:
+        """Follows lineages from a body's inputs to its outputs, and notes what it combines."""
+        inside = _DependenceState(note)
+        for value, leaves in zip(body.inputs, inputs, strict=True):
+            if leaves:
+                inside.leaves[value] = leaves
+                itself = {value: lineage.identity(value.aval.shape)}
+                inside.atoms[value] = inside.roots[value] = itself
+        for layer in body.layers:
+            inside.visit(layer)
+        return [inside._leaves_of(v) for v in body.outputs]
 
     def _joined(self, layer: Layer) -> Layer:
         """Joins a layer with those before it until its inputs are independent."""
@@ -335,7 +413,7 @@ class _DependenceState:
 
     def _exact(self, layer: Layer) -> Layer | None:
         """Joins a layer with products before it, if the fused layer is exact and cheap."""
-        if not self.products or layer.kind not in _JOINABLE | _PRODUCTS:
+        if layer.kind not in _JOINABLE | _PRODUCTS:
             return None
         parts, joined = [layer], layer
         # As `_joined`, but back to roots: products are followed too. The cost is checked at each
@@ -434,10 +512,15 @@ class _DependenceState:
             for v in self._random(layer)
         }
         followed_to = lineage.follow_lineages(layer.nodes, sources)[0]
+        statistics = _statistics_axes(layer, self._random(layer))
+        statistic = lineage.MixedBy(frozenset((layer,)))
         for value in layer.outputs:
             by_kind: list[dict[Value, lineage.Labels]] = [{}, {}, {}]
             for (i, source), labels in followed_to.get(value, {}).items():
-                by_kind[i][source] = labels
+                by_kind[i][source] = tuple(
+                    statistic if axis in statistics and x == lineage.SHARED else x
+                    for axis, x in enumerate(labels)
+                )
             leaves, roots, atoms = by_kind
             if not leaves:
                 continue
@@ -448,6 +531,20 @@ class _DependenceState:
             if joinable or product:
                 (self.made_by if joinable else self.product_of)[value] = layer
                 self.position.setdefault(layer, len(self.position))
+
+
+def _statistics_axes(layer: Layer, random: Sequence[Value]) -> set[int]:
+    """Returns the axes along which a normalization's entries share statistics of many alone."""
+    if layer.kind != "normalization" or len(random) != 1 or len(layer.outputs) != 1:
+        return set()
+    shape = random[0].aval.shape
+    if layer.outputs[0].aval.shape != shape:
+        return set()
+    itself = lineage.follow_lineages(layer.nodes, lineage.independent_lineages(random))[0]
+    labels = itself.get(layer.outputs[0], {}).get(random[0], ())
+    common = {axis for axis, x in enumerate(labels) if lineage.is_common(x)}
+    sizes = [shape[axis] for axis in common if isinstance(shape[axis], int)]
+    return common if math.prod(sizes) >= lineage.FEW else set()
 
 
 def join(parts: Sequence[Layer]) -> FusedLayer:
@@ -480,13 +577,47 @@ def _in_order(nodes: Iterable[Node]) -> tuple[Node, ...]:
     return tuple(ordered)
 
 
-def _repeats(node: Node, random: Sequence[Value]) -> bool:
-    """Returns whether a loop reads the same random value at every step."""
-    # A scan's carries and rows are new at every step; its constants are the same ones.
-    if node.primitive is p.scan_p:
-        fixed = Scan.of(node, node.inputs).consts
-        return any(v in random for v in fixed if isinstance(v, Value))
-    return node.primitive is p.while_p
+class _Step(NamedTuple):
+    """What a scan reads of a source: a row of it, in a step, or rows of the steps before."""
+
+    source: Any
+    past: bool = False
+
+
+def _row(source: Any, labels: lineage.Labels) -> Any:
+    """Names what a step reads of a source; of entries that all rows share, the source itself."""
+    return source if lineage.is_common(labels[0]) else _Step(source)
+
+
+def _kept(leaves: lineage.Lineage, constants: Collection[Any]) -> lineage.Lineage:
+    """Returns what a step hands on to the next one: its row is one of those before."""
+    kept: list[lineage.Lineage] = []
+    for source, labels in leaves.items():
+        if isinstance(source, _Step):
+            kept.append({_Step(source.source, past=True): labels})
+        elif source in constants:
+            # The next step's weights are the same: what they mix again adds up.
+            of_weights = (lineage.SHARED if lineage.is_common(x) else x for x in labels)
+            kept.append({source: tuple(of_weights)})
+        else:
+            kept.append({source: labels})
+    return lineage.union(kept) if kept else {}
+
+
+def _after_last_step(leaves: lineage.Lineage) -> lineage.Lineage:
+    """Returns the sources of what a scan leaves after its last step."""
+    parts = [{s.source if isinstance(s, _Step) else s: x} for s, x in leaves.items()]
+    return lineage.union(parts) if parts else {}
+
+
+def _stacked(leaves: lineage.Lineage) -> lineage.Lineage:
+    """Returns the sources of what the steps of a scan make, one beside the other."""
+    parts: list[lineage.Lineage] = []
+    for source, labels in leaves.items():
+        of_this_step = isinstance(source, _Step) and not source.past
+        along: lineage.Label = lineage.APART if of_this_step else lineage.SHARED
+        parts.append({source.source if isinstance(source, _Step) else source: (along, *labels)})
+    return lineage.union(parts) if parts else {}
 
 
 def _is_discrete(value: Value) -> bool:

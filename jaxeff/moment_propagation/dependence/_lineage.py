@@ -6,14 +6,23 @@ the source's entries, one label per axis of the value:
     an integer   entries at different places along this axis depend on different entries of the
                  source, those at the same place of that axis of the source
     APART        on different entries, in an order that isn't followed (a slice, a merged axis)
-    SHARED       on the same ones (a broadcast, a matrix product's columns), or maybe so
+    MixedBy(w)     on the same ones, each by weights of its own out of w: a matrix product's columns
+    SHARED       on the same ones (a broadcast, a kernel's noise at all positions), or maybe so
 
-Two operands with a common source are dependent, and so are the terms of a sum along a `SHARED`
-axis. Everything in between is independent, and the rules of `rules` are exact for it.
+Two operands with a common source are dependent, and so are the terms of a sum along a `SHARED` or
+`MixedBy` axis. Everything in between is independent, and the rules of `rules` are exact for it.
+
+Dependent terms are of two kinds. Where the same entries come with the same sign (a pooling of what
+a kernel makes at all positions, a layer that is called twice), what they share *adds up*: a sum
+that is taken as one of independent terms is off by as much as there are terms. Where they come by
+many weights of either sign, as between two dense layers, products of these cancel but for their
+spread: sum_k w_k^2 (sum_c v_kc^2 s_c) is the mean of the true variance over signs of v.
 
 Sharp edges
 - A conservative answer is SHARED: what is called independent is, what is called dependent may not
   be. A gather by indices that happen to differ counts as shared.
+- Weights are parameters, and parameters are taken to have either sign. Products with fewer than
+  `FEW` of them may be far from their mean: their results are SHARED.
 
 `varying_axes` says along which axes results vary by themselves. What a function makes of one
 example alone is what it makes of it in a batch only if nothing but the example itself differs from
@@ -22,9 +31,10 @@ the examples, rows of a table of them, and random bits.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
@@ -32,9 +42,30 @@ from jaxeff.program import Program, ir
 
 APART: Literal["apart"] = "apart"
 SHARED: Literal["shared"] = "shared"
-Label = int | Literal["apart", "shared"]
+
+
+class MixedBy(NamedTuple):
+    """The label of entries that depend on the same ones, each by weights of its own.
+
+    Attributes:
+        by: What says which weights these are.
+    """
+
+    by: frozenset[Any]
+
+
+Label = int | Literal["apart", "shared"] | MixedBy
 Labels = tuple[Label, ...]
 Lineage = Mapping[Any, Labels]
+
+FEW = 8
+"""Terms below which a sum with weights of random signs is far from its mean: of chi^2_n / n the
+median is .92 at n = 8, .84 at n = 4 and .45 at n = 1."""
+
+
+def is_common(label: Label) -> bool:
+    """Returns whether entries along an axis depend on the same entries of a source."""
+    return label == SHARED or isinstance(label, MixedBy)
 
 
 @dataclass(frozen=True)
@@ -47,12 +78,14 @@ class DependentCombination:
         along: Whether they are entries of one operand, combined along an axis, rather than entries
             of two operands.
         partners: Other values that depend on what the source depends on.
+        adds_up: Whether what they share adds up, rather than cancels under weights of either sign.
     """
 
     source: Any
     eqn: Any
     along: bool
     partners: tuple[Any, ...] = ()
+    adds_up: bool = True
 
 
 def identity(shape: Sequence[int]) -> Labels:
@@ -79,60 +112,110 @@ def through(
 
 
 def _through(
-    eqn: Any, of: ir.Signature, lineages: Sequence[Lineage]
+    eqn: Any, of: ir.Signature, lineages: Sequence[Lineage], weighed: Sequence[Any] = ()
 ) -> tuple[list[Lineage], list[DependentCombination]]:
+    """Follows lineages through an equation without control flow.
+
+    `weighed` says for each operand which weights, that aren't data, multiply its entries; None for
+    none.
+    """
     if not any(lineages):
         return [{} for _ in eqn.outvars], []
-    meetings = list(_crossings(eqn, of, lineages))
+    meetings = list(_crossings(eqn, of, lineages, bool(weighed) and any(weighed)))
+    weighed = weighed or [None] * len(lineages)
     # Many sources, few distinct labels: deep in a network there is a source per weight before it.
     distinct = [set(lineage.values()) for lineage in lineages]
-    for lineage, labels, operand in zip(lineages, distinct, of.operands, strict=True):
-        met = {x for x in labels if any(x[a] == SHARED for a in operand.combined)}
+    every = list(zip(eqn.invars, lineages, distinct, of.operands, weighed, strict=True))
+    for atom, lineage, labels, operand, by in every:
+        met = {x: by is None or _adds_up(x, operand.combined, atom.aval.shape)
+               for x in labels if any(is_common(x[a]) for a in operand.combined)}  # fmt: skip
         meetings += [
-            DependentCombination(s, eqn, along=True) for s, x in lineage.items() if x in met
+            DependentCombination(s, eqn, along=True, adds_up=met[x])
+            for s, x in lineage.items()
+            if x in met
         ]
     outputs = []
     for result, var in enumerate(eqn.outvars):
         moved = []
-        for lineage, labels, operand in zip(lineages, distinct, of.operands, strict=True):
+        for atom, lineage, labels, operand, by in every:
             if lineage and (along := operand.along[result]) is not None:
                 shape = var.aval.shape
-                to = {x: tuple(_label(one, x, n) for one, n in zip(along, shape, strict=True))
-                      for x in labels}  # fmt: skip
+                many = by is not None and _terms(operand, atom.aval.shape) >= FEW
+                mixed = MixedBy(frozenset((by,))) if many else None
+                axes = list(zip(along, shape, strict=True))
+                to = {x: tuple(_label(one, x, n, mixed) for one, n in axes) for x in labels}
                 kept = all(x == y for x, y in to.items())
                 moved.append(lineage if kept else {s: to[x] for s, x in lineage.items()})
         outputs.append(union(moved))
     return outputs, meetings
 
 
+def _terms(operand: ir.Operand, shape: Sequence[int]) -> int:
+    """Returns how many entries of an operand are summed in an entry of the result."""
+    return math.prod(shape[a] for a in operand.combined if isinstance(shape[a], int))
+
+
+def _adds_up(labels: Labels, combined: Iterable[int], shape: Sequence[int]) -> bool:
+    """Returns whether too few independent entries are weighed for what they share to cancel."""
+    # Along a mixed axis, entries are sums of many already.
+    if all(labels[a] != SHARED for a in combined):
+        return False
+    apart = [shape[a] for a in combined if not is_common(labels[a])]
+    return math.prod(n for n in apart if isinstance(n, int)) < FEW
+
+
 def _crossings(
-    eqn: Any, of: ir.Signature, lineages: Sequence[Lineage]
+    eqn: Any, of: ir.Signature, lineages: Sequence[Lineage], weighs: bool
 ) -> Iterator[DependentCombination]:
-    """Finds two operands with one source whose entries meet."""
+    """Finds two operands with one source whose entries meet; `weighs` if one of them is weights."""
     present = [i for i, lineage in enumerate(lineages) if lineage]
     for n, i in enumerate(present):
         others = [lineages[j] for j in present[:n] if of.meet(i, j)]
         for source in lineages[i] if others else ():
-            if any(source in before for before in others):
-                yield DependentCombination(source, eqn, along=False)
+            met = [before[source] for before in others if source in before]
+            if met:
+                adds_up = not weighs and any(alike(lineages[i][source], x) for x in met)
+                yield DependentCombination(source, eqn, along=False, adds_up=adds_up)
 
 
-def _label(along: ir.Along, labels: Labels, size: int) -> Label:
-    """Returns the label of a result's axis."""
+def alike(one: Labels, other: Labels) -> bool:
+    """Returns whether two values may depend on the same entries of a source in the same way.
+
+    They don't where other weights have mixed one than the other, as what a residual block adds.
+    """
+    return {x for x in one if isinstance(x, MixedBy)} == {
+        x for x in other if isinstance(x, MixedBy)
+    }
+
+
+def _label(along: ir.Along, labels: Labels, size: int, mixed: MixedBy | None) -> Label:
+    """Returns the label of a result's axis; `mixed` if many weights make each of its entries."""
     of = [labels[a] for a in along.axes]
+    common = _common(of)
     match along.relation:
         case ir.Relation.SAME:
             return of[0]
         # A merged axis has different source entries at different places only if each of its parts
         # has; which ones isn't followed further.
         case ir.Relation.MERGED | ir.Relation.SPLIT | ir.Relation.PLACED:
-            return SHARED if SHARED in of else APART
+            return common or APART
         # Windows that don't overlap see different entries.
         case ir.Relation.WINDOWED if along.window is not None and along.window.is_disjoint:
-            return SHARED if SHARED in of else APART
+            return common or APART
         case ir.Relation.BROADCAST if size == 1:
             return APART  # there are no two that could share anything
+        case ir.Relation.WINDOWED | ir.Relation.BROADCAST if mixed is not None and common is None:
+            return mixed
     return SHARED
+
+
+def _common(labels: Iterable[Label]) -> Label | None:
+    """Returns the label of an axis that several make, if entries along one of them share any."""
+    common = [x for x in labels if is_common(x)]
+    if SHARED in common:
+        return SHARED
+    weights = [x.by for x in common if isinstance(x, MixedBy)]
+    return MixedBy(frozenset().union(*weights)) if weights else None
 
 
 def union(moved: Sequence[Lineage]) -> Lineage:
@@ -144,10 +227,17 @@ def union(moved: Sequence[Lineage]) -> Lineage:
         for source, labels in lineage.items():
             if source in result:
                 pairs = zip(result[source], labels, strict=True)
-                # Two views in an order of their own may reach for the same entries.
-                labels = tuple(a if a == b and a != APART else SHARED for a, b in pairs)
+                labels = tuple(_either(a, b) for a, b in pairs)
             result[source] = labels
     return result
+
+
+def _either(one: Label, other: Label) -> Label:
+    """Returns the label of an axis along which entries are of either of two views."""
+    if one == other and one != APART:
+        return one
+    # Two views in an order of their own may reach for the same entries.
+    return _common((one, other)) or SHARED
 
 
 def follow_lineages(
@@ -159,16 +249,26 @@ def follow_lineages(
     for node in nodes:
         operands = [lineages.get(a, {}) if isinstance(a, ir.Value) else {} for a in node.inputs]
         if any(operands):
-            is_call = node.signature.family is ir.OperationFamily.CALL
+            family = node.signature.family
             results, met = (
                 through(node.eqn, operands)
-                if is_call
-                else _through(node.eqn, node.signature, operands)
+                if family is ir.OperationFamily.CALL
+                else _through(node.eqn, node.signature, operands, _weighed(node))
             )
             lineages.update(zip(node.outputs, results, strict=True))
             if met:
                 meetings[node] = met
     return lineages, meetings
+
+
+def _weighed(node: ir.Node) -> Sequence[Any]:
+    """Returns for each operand of a product the weights that the other one is, or None."""
+    if node.signature.family is not ir.OperationFamily.CONTRACTION or len(node.inputs) != 2:
+        return ()
+    left, right = (
+        (a.path or a) if isinstance(a, ir.Value) and a.is_weight else None for a in node.inputs
+    )
+    return right, left
 
 
 def independent_lineages(values: Sequence[ir.Value]) -> dict[ir.Value, Lineage]:
@@ -192,7 +292,7 @@ def external(
     """
     clouded = {v: {v: _clouded(v, lineages[v])} for v in values}
     # No value has dependent entries of its own: only pairs of values can meet.
-    shared = any(SHARED in labels for of_value in clouded.values() for labels in of_value.values())
+    shared = any(any(map(is_common, labels)) for of in clouded.values() for labels in of.values())
     if not shared or not any(map(_combines, nodes)):
         return _across(values, nodes, lineages)
     met = follow_lineages(nodes, clouded)[1].values()
@@ -221,12 +321,10 @@ def shared_sources(values: Sequence[ir.Value], lineages: Mapping[ir.Value, Linea
 
 
 def _clouded(value: ir.Value, lineage: Lineage) -> tuple[Any, ...]:
-    """Returns identity labels, SHARED along axes on which entries depend on one another."""
+    """Returns identity labels, those of axes on which entries depend on one another put in."""
     distinct = set(lineage.values())
-    return tuple(
-        SHARED if any(labels[axis] == SHARED for labels in distinct) else axis
-        for axis in range(len(value.aval.shape))
-    )
+    of_axes = [{labels[axis] for labels in distinct} for axis in range(len(value.aval.shape))]
+    return tuple(_common(of_axis) or axis for axis, of_axis in enumerate(of_axes))
 
 
 def _across(
@@ -254,13 +352,23 @@ def _across(
                     b for b in other if a is not b and lineages[a].keys() & lineages[b].keys()
                 ]
                 if partners:
-                    combinations.append(DependentCombination(a, node.eqn, False, tuple(partners)))
+                    weighs = any(_weighed(node))
+                    add_up = {b: not weighs and _add_up(lineages[a], lineages[b]) for b in partners}
+                    combinations.append(
+                        DependentCombination(
+                            a, node.eqn, False, tuple(partners), any(add_up.values())
+                        )
+                    )
                     combinations += [
-                        DependentCombination(b, node.eqn, False, (a,)) for b in partners
+                        DependentCombination(b, node.eqn, False, (a,), add_up[b]) for b in partners
                     ]
         if any(sets):
             reached.update(dict.fromkeys(node.outputs, dict.fromkeys(v for s in sets for v in s)))
     return combinations
+
+
+def _add_up(one: Lineage, other: Lineage) -> bool:
+    return any(alike(labels, other[source]) for source, labels in one.items() if source in other)
 
 
 def _places(nodes: Sequence[ir.Node]) -> bool:
@@ -282,15 +390,15 @@ Axes = tuple[bool, ...]
 """Whether an array may vary along each axis, for another reason than the data."""
 
 
-def varying_axes(program: Program) -> list[Axes]:
-    """Finds the axes of a program's outputs along which more differs than its data.
+def varying_axes(program: Program, examples: Container[ir.Value]) -> list[Axes]:
+    """Finds the axes of a program's outputs along which more differs than its examples.
 
     In doubt (a branch, a loop that isn't a scan) every axis is one.
     """
     known: dict[Any, Axes] = {v: _all_of(v.aval.shape) for v in program.constants}
     for value in program.inputs:
         shape = value.aval.shape
-        known[value] = (False,) * len(shape) if value.is_data else _all_of(shape)
+        known[value] = (False,) * len(shape) if value in examples else _all_of(shape)
     for layer in program.layers:
         if not layer.nodes:
             known.update(zip(layer.outputs, (known[v] for v in layer.inputs), strict=True))

@@ -35,7 +35,7 @@ from jaxeff.core import primitives as p
 from jaxeff.moment_propagation._values import Gaussian
 from jaxeff.moment_propagation.dependence import _lineage
 from jaxeff.program import Layer
-from jaxeff.program.ir import FACTS, Facts, Node, Value, entering, facts, inside, walk_nodes
+from jaxeff.program.ir import FACTS, Facts, Node, Value, entering, extent, facts, inside, walk_nodes
 from jaxeff.program.ir import primitives as prim
 
 # Affine in one operand while the others are deterministic.
@@ -182,7 +182,8 @@ def is_affordable(layer: Layer, random: Sequence[Value], power: int | None = Non
     largest = max(sizes)
     power = power or (1 if degree(layer, random) <= 1 else 2)
     return all(
-        sum(_count(v, _mixed_axes(v, labels)) for v, labels in lineage) ** power * largest
+        sum(extent(v.aval.shape, _mixed_axes(v, labels)) for v, labels in lineage) ** power
+        * largest
         <= MOST_ENTRIES
         for lineage in _lineages(layer, random)
     )
@@ -233,10 +234,6 @@ def _lineages(layer: Layer, random: Sequence[Value]) -> list[_OneLineage]:
 
 def _mixed_axes(value: Value, labels: _lineage.Labels) -> list[int]:
     return [a for a in range(len(value.aval.shape)) if a not in labels]
-
-
-def _count(value: Value, axes: Sequence[int]) -> int:
-    return math.prod(value.aval.shape[a] for a in axes)
 
 
 def _expanded(
@@ -299,7 +296,7 @@ def _basis(value: Value, labels: _lineage.Labels, dtype: Any) -> Array:
     """Makes tangents `[mixed entries, *shape]`, each of one entry at all places of other axes."""
     shape = tuple(value.aval.shape)
     mixed = _mixed_axes(value, labels)
-    count = _count(value, mixed)
+    count = extent(shape, mixed)
     layout = [n if a in mixed else 1 for a, n in enumerate(shape)]
     return jnp.broadcast_to(jnp.eye(count, dtype=dtype).reshape(count, *layout), (count, *shape))
 

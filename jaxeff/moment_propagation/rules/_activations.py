@@ -26,13 +26,7 @@ Names, operands and attributes are a contract with `jaxeff_export.operators`:
         operands; q_axes, k_axes, v_axes, scores_axes, result_axes (a letter for each axis),
         softmax_axes
 
-    jaxeff.window_averages  x gate; x (N, *sizes, C), gate (N, *results, O): what each tap reads,
-                         times the gate, on average; (N, taps, C / groups, groups, O / groups)
-        sizes (of the kernel), results, strides, dilation, groups; padding as above
-    jaxeff.window_products  x kernels; kernels as those averages: a kernel for each example
-        the same; depthwise (N, *results, O), else (N, positions, O)
-
-Other results are (mean, variance); operands and results are of one dtype, float32 or float64.
+Results are (mean, variance); operands and results are of one dtype, float32 or float64.
 
 Sharp edges
 - A layer of another form, one with a rule of the user's own, and one that only its bias makes
@@ -163,17 +157,6 @@ def relu(x: _values.Gaussian) -> _values.Gaussian:
     # Never below zero: h (|t| + h) is below Q(|t|) by its 2 / t^2th part, far above rounding.
     share = jnp.where(x.mean > 0, 1 - prob, prob) - h * (t + h)
     return _values.Gaussian(jnp.maximum(x.mean, 0) + x.var * scale * h, x.var * share)
-
-
-@jax.jit
-def relu_slope(x: _values.Gaussian) -> Array:
-    """Computes the derivative of the mean of max(x, 0) by the mean of x, P(x > 0)."""
-    t = _values.near(jnp.abs(x.mean) * _values.inverse_std(x.var))
-    # Where the variance is no more than rounding, it is the function's own slope.
-    positive = x.var + _values.variance_floor(x.var.dtype)
-    part = jnp.where(x.mean == 0, 0.5 * positive, x.var * _values.tail(t).prob)
-    # The division comes last: XLA keeps its result, which many read, as in `tail`.
-    return jnp.where(x.mean > 0, positive - part, part) / positive
 
 
 def piecewise(

@@ -1,4 +1,4 @@
-"""Moments of sums, products, quotients, selections and contractions of independent arrays.
+"""Moments of sums, products, quotients and contractions of independent arrays.
 
 Every function takes random or deterministic operands of equal shape and returns a plain array
 where none is random.
@@ -118,25 +118,6 @@ def divide(x: Value, y: Value) -> Array | Gaussian:
     if is_random(y):
         return multiply(x, power(y, -1.0))
     return Gaussian(x.mean / y, x.var / (y * y)) if is_random(x) else x / y
-
-
-def select(mask: Array, *cases: Value) -> Array | Gaussian:
-    """Computes the moments of `lax.select_n(mask, *cases)` under a deterministic mask."""
-    mean = lax.select_n(mask, *(mean_of(case) for case in cases))
-    if not any(is_random(case) for case in cases):
-        return mean
-    # The mask is certain, so every entry is one case's: there is no mixture whose means spread.
-    zero = jnp.zeros(mean.shape, mean.dtype)
-    return Gaussian(mean, lax.select_n(mask, *(c.var if is_random(c) else zero for c in cases)))
-
-
-def concatenate(values: list[Value], axis: int) -> Array | Gaussian:
-    """Computes the moments of the concatenation of random and deterministic arrays along `axis`."""
-    mean = jnp.concatenate([mean_of(v) for v in values], axis)
-    if not any(is_random(v) for v in values):
-        return mean
-    parts = [v.var if is_random(v) else jnp.zeros_like(v) for v in values]
-    return Gaussian(mean, jnp.concatenate(parts, axis))
 
 
 def log_normal_parameters(x: Random) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:

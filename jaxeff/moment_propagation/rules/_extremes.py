@@ -22,7 +22,7 @@ Sharp edges
 - The tree underestimates the variance of the maximum: of four alike by 5 %, of nine by 15 %, of
   sixteen by 27 %; of unequal ones less on the whole, but up to 21 % and 31 % for four and nine.
   Its mean is within 0.03, 0.07 and 0.1 standard deviations.
-- The source adds 1e-4 to a^2; here only the square of the machine epsilon is added, and the
+- Klein's thesis adds 1e-4 to a^2; here only the square of the machine epsilon is added, and the
   correction is scaled so that variances of zero give exactly the deterministic maximum.
 
 Windows of average and max pooling follow `lax.reduce_window`: one window size, stride, padding and
@@ -34,7 +34,7 @@ Sharp edges
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,24 +248,6 @@ class PoolingWindow:
         if {*self.base_dilation, *self.window_dilation} - {1} or any(edge < 0 for edge in edges):
             return None
         return {"size": self.size, "strides": self.strides, "padding": edges}
-
-
-def window(
-    size: Sequence[int],
-    strides: Sequence[int] | None = None,
-    padding: Sequence[tuple[int, int]] | None = None,
-    base_dilation: Sequence[int] | None = None,
-    window_dilation: Sequence[int] | None = None,
-) -> PoolingWindow:
-    """Makes a `PoolingWindow` with the usual defaults: stride and dilation 1, no padding."""
-    ones = (1,) * len(size)
-    return PoolingWindow(
-        tuple(size),
-        tuple(strides or ones),
-        tuple((lo, hi) for lo, hi in padding) if padding else ((0, 0),) * len(size),
-        tuple(base_dilation or ones),
-        tuple(window_dilation or ones),
-    )
 
 
 def window_sum(x: Gaussian, win: PoolingWindow) -> Gaussian:

@@ -49,6 +49,7 @@ from jaxtyping import Array
 from jaxeff.moment_propagation import _values as values
 from jaxeff.moment_propagation.rules._arithmetic import negate
 from jaxeff.moment_propagation.rules._smooth import sigmoid, softplus
+from jaxeff.program.ir import extent
 
 
 class _Statistics(NamedTuple):
@@ -64,7 +65,7 @@ class _Statistics(NamedTuple):
 def _centred_statistics(
     x: values.Gaussian, axes: tuple[int, ...], eps: float | Array
 ) -> _Statistics:
-    n = _count(x, axes)
+    n = extent(x.shape, axes)
 
     def average(value: Array) -> Array:
         return jnp.mean(value, axes, keepdims=True)
@@ -84,7 +85,7 @@ def _centred_statistics(
 
 
 def _raw_statistics(x: values.Gaussian, axes: tuple[int, ...], eps: float | Array) -> _Statistics:
-    n = _count(x, axes)
+    n = extent(x.shape, axes)
 
     def average(value: Array) -> Array:
         return jnp.mean(value, axes, keepdims=True)
@@ -136,7 +137,7 @@ def normalize_in_short(
 
     the last quotient only with `centre`. It is the diagonal of J diag(v) J^T if all v are equal.
     """
-    x, n = values.to_variance(x), _count(values.to_variance(x), axes)
+    x, n = values.to_variance(x), extent(x.shape, axes)
 
     def average(value: Array) -> Array:
         return jnp.mean(value, axes, keepdims=True)
@@ -250,13 +251,6 @@ def _lost(c: Array) -> Array:
     return jnp.where(c < 0.25, series, exact)
 
 
-def _count(x: values.Gaussian, axes: tuple[int, ...]) -> int:
-    n = 1
-    for axis in axes:
-        n *= x.shape[axis]
-    return n
-
-
 def _quotient(s: _Statistics, shift: float, floor: float) -> values.Gaussian:
     """Computes the moments of c / (sqrt(max(q, floor)) + shift)."""
     if not floor:
@@ -316,11 +310,6 @@ def softmax(x: values.Random, axis: int = -1) -> values.Gaussian:
     _, margin = _margins(x, axis)
     p = sigmoid(margin)
     return values.Gaussian(jnp.moveaxis(p.mean, -1, axis), jnp.moveaxis(p.var, -1, axis))
-
-
-def softmin(x: values.Random, axis: int = -1) -> values.Gaussian:
-    """Computes the moments of `jax.nn.softmax(-x, axis)`."""
-    return softmax(negate(values.to_variance(x)), axis)
 
 
 def log_softmax(x: values.Random, axis: int = -1) -> values.Gaussian:

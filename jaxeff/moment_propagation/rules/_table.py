@@ -1,21 +1,33 @@
-"""The moment rule of each JAX primitive, for operands that are independent of each other.
+"""The one table of rules: what each JAX primitive does to random numbers, by kind.
+
+A row says of a primitive which *kind* it is and, where that doesn't say it all, the rule of its
+moments. Two folds read the table. The pass forward (`propagate`, means and variances) takes the
+row's rule; the pass backward (`linear`, slopes) takes JAX's derivative, and what the kind says of
+operands that examples share. So one row adds a primitive to both.
+
+    kind       an entry of a result is                  moments           slopes of what is shared
+    move       an entry, each taken once at most        moved             rows stay
+    affine     a sum of entries, each taken or not      moved             summed over a row
+    bilinear   a sum of products of two operands        three products    gradient, or variance
+    pointwise  a function of one entry of each operand  rule, quadrature  summed over a row
+    region     a function of many entries               rule              one example by one
+    step       a pointwise function without a slope     none              zero
+    discrete   a decision, at the means                 at the means      none
 
 A rule is `rule(node, *values) -> list of outputs`: `node` is the equation, at least one of the
-values is random. It reads `var` or `second_moment`, whichever it consumes, and returns a `Gaussian`
-(or a plain array) for each result. Operations on values that share a random variable don't come
-here; `regions` integrates them as a whole.
+values is random, and operands are independent. It reads `var` or `second_moment`, whichever it
+consumes, and returns a `Gaussian` (or a plain array) for each result. Operations on values that
+share a random variable don't come here; `_regions` integrates them as a whole.
 
-Families
-- moving: apply the primitive to means and to variances (reshape, gather, sum, concatenate, ...).
-- bilinear: dot products and convolutions (`linear`).
-- arithmetic, closed-form functions of one variable, maxima (`clark`) and windows (`pooling`).
-- any other pointwise function of one random operand: quadrature.
+A primitive without a row, or whose row has no rule, is an error of the pass forward that names it
+and its site. The pass backward takes any that JAX can differentiate, as a region.
 """
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,20 +46,51 @@ from jaxeff.program.ir import FACTS, Contraction, Node, OperationFamily, signatu
 from jaxeff.program.ir import primitives as prim
 
 Rule = Callable[..., Sequence[Any]]
-
-# What only moves entries leaves them the variance that all have.
-_KEEPING = {
-    p.convert_element_type_p, p.reshape_p, p.rev_p, p.slice_p, p.squeeze_p, p.transpose_p,
-}  # fmt: skip
 DATA_MOVEMENT = {primitive for primitive, known in FACTS.items() if known.form == "sum"}
+"""They move or sum entries: linear with coefficients 0 and 1."""
+
+
+class Kind(Enum):
+    """What a primitive does to numbers: see the module."""
+
+    MOVE = "move"
+    AFFINE = "affine"
+    BILINEAR = "bilinear"
+    POINTWISE = "pointwise"
+    REGION = "region"
+    STEP = "step"
+    DISCRETE = "discrete"
+
+
+class Row(NamedTuple):
+    """What both passes know of a primitive.
+
+    Attributes:
+        kind: What it does to numbers.
+        moments: The moments of its results; None if it has none by itself.
+        function: The moments of a pointwise function of one random array, where they have a closed
+            form.
+        twice: The moments of the result where one random array is both operands.
+    """
+
+    kind: Kind
+    moments: Rule | None = None
+    function: Callable[[Any], Gaussian] | None = None
+    twice: Callable[[Any], Any] | None = None
+
+
+def kind_of(primitive: Any) -> Kind:
+    """Returns a primitive's kind; one without a row may be a function of many entries."""
+    return TABLE[primitive].kind if primitive in TABLE else Kind.REGION
 
 
 def data_movement(node: Node, *values: Any) -> list[Any]:
     """Applies an operation that moves or sums entries to the means and to the variances."""
-    # Linear with coefficients 0 and 1, which are their own squares.
+    # Coefficients 0 and 1 are their own squares.
     means = _compat.bind(node.eqn, *(arithmetic.mean_of(v) for v in values))
     variances = _compat.bind(node.eqn, *(_variance_or_zero(v) for v in values))
-    if node.primitive in _KEEPING and isinstance(values[0], Pooled) and values[0].common.size == 1:
+    one = isinstance(values[0], Pooled) and values[0].common.size == 1
+    if one and node.primitive in _KEEPING:  # entries that are moved keep the variance all have
         (mean,), (var,), common = means, variances, values[0].common
         return [Pooled(mean, var, common.reshape((1,) * mean.ndim).astype(mean.dtype))]
     return [Gaussian(m, v) for m, v in zip(means, variances, strict=True)]
@@ -139,10 +182,6 @@ def _pooled_product(node: Node, x: Any, w: Any) -> Any:
                              for axis in range(sums.ndim)])  # fmt: skip
 
 
-def _convert(node: Node, x: Any) -> list[Any]:
-    return data_movement(node, x)
-
-
 def _extremum(fn: Callable[..., Gaussian], describe: Callable[[Node], Any]) -> Rule:
     """Returns the rule of a maximum or minimum over axes or windows."""
 
@@ -174,7 +213,7 @@ def _axes(node: Node) -> tuple[int, ...]:
 def read_window(node: Node) -> extremes.PoolingWindow:
     """Reads the window of a windowed reduction."""
     q = node.params
-    return extremes.window(
+    return extremes.PoolingWindow(
         q["window_dimensions"], q["window_strides"], q["padding"], q["base_dilation"],
         q["window_dilation"],
     )  # fmt: skip
@@ -221,78 +260,83 @@ def _shifted(fn: Callable[..., Gaussian], before: float = 0.0, after: float = 0.
     return moments
 
 
-UNARY: dict[Any, Callable[[Any], Gaussian]] = {
-    p.neg_p: arithmetic.negate,
-    p.exp_p: activations.exponential,
-    p.exp2_p: _scaled(activations.exponential, math.log(2)),
-    p.expm1_p: _shifted(activations.exponential, after=-1.0),
-    p.sin_p: activations.sine,
-    p.cos_p: activations.cosine,
-    p.erf_p: activations.error_function,
-    p.erfc_p: activations.complementary_error_function,
-    p.square_p: activations.square,
-    p.abs_p: activations.absolute,
-    p.log_p: arithmetic.log,
-    p.log1p_p: _shifted(arithmetic.log, before=1.0),
-    p.sqrt_p: functools.partial(arithmetic.power, exponent=0.5),
-    p.rsqrt_p: functools.partial(arithmetic.power, exponent=-0.5),
-    p.logistic_p: smooth.sigmoid,
-    p.tanh_p: smooth.tanh,
-}
-
-SMOOTH = {
-    p.acos_p, p.acosh_p, p.asin_p, p.asinh_p, p.atan_p, p.atanh_p, p.bessel_i0e_p, p.bessel_i1e_p,
-    p.cbrt_p, p.cosh_p, p.digamma_p, p.erf_inv_p, p.lgamma_p, p.sinh_p, p.tan_p,
-}  # fmt: skip
-
-
 def quadrature(node: Node, x: Any) -> list[Any]:
     """Computes the moments of a pointwise primitive of one operand by quadrature."""
     return [gauss_legendre(lambda value: _compat.bind(node.eqn, value)[0], x)]
 
 
-RULES: dict[Any, Rule] = {
-    **{primitive: data_movement for primitive in DATA_MOVEMENT},
-    **{primitive: _single(fn) for primitive, fn in UNARY.items()},
-    **{primitive: quadrature for primitive in SMOOTH},
-    **dict.fromkeys(prim.CUSTOM, _custom),
-    p.dot_general_p: _contraction,
-    p.conv_general_dilated_p: _contraction,
-    p.convert_element_type_p: _convert,
-    p.add_p: _single(arithmetic.add),
-    p.sub_p: _single(arithmetic.subtract),
-    p.mul_p: _single(arithmetic.multiply),
-    p.div_p: _single(arithmetic.divide),
-    p.max_p: _single(extremes.maximum),
-    p.min_p: _single(extremes.minimum),
-    p.clamp_p: _clamp,
-    p.integer_pow_p: _integer_pow,
-    p.pow_p: _pow,
-    p.reduce_max_p: _extremum(extremes.reduce_max, _axes),
-    p.reduce_min_p: _extremum(extremes.reduce_min, _axes),
-    p.scatter_max_p: _scattered(extremes.scatter_max),
-    p.scatter_min_p: _scattered(extremes.scatter_min),
-    p.reduce_window_max_p: _extremum(extremes.window_max, read_window),
-    p.reduce_window_min_p: _extremum(extremes.window_min, read_window),
-}
+def _rows(kind: Kind, moments: Rule | None, primitives: Iterable[Any]) -> dict[Any, Row]:
+    return dict.fromkeys(primitives, Row(kind, moments))
 
-# Applied to one value twice, an operation on independents becomes a function of one variable.
-_TWICE: dict[Any, Callable[[Any], Any]] = {
-    p.mul_p: activations.square,
-    p.add_p: lambda x: Gaussian(2 * x.mean, 4 * x.var),
-    p.add_jaxvals_p: lambda x: Gaussian(2 * x.mean, 4 * x.var),
-    p.sub_p: lambda x: jnp.zeros(x.shape, x.dtype),
-    p.div_p: lambda x: jnp.ones(x.shape, x.dtype),
-    p.max_p: to_variance,
-    p.min_p: to_variance,
-}
 
-DISCRETE = {
-    p.argmax_p, p.argmin_p, p.eq_p, p.ge_p, p.gt_p, p.is_finite_p, p.le_p, p.lt_p, p.ne_p,
+def _function(fn: Callable[..., Any]) -> Row:
+    """Makes the row of a pointwise function of one array with moments in closed form."""
+    return Row(Kind.POINTWISE, _single(fn), function=fn)
+
+
+def _pair(fn: Callable[..., Any], twice: Callable[[Any], Any]) -> Row:
+    """Makes the row of a pointwise function of two arrays."""
+    return Row(Kind.POINTWISE, _single(fn), twice=twice)
+
+
+def _doubled(x: Any) -> Gaussian:
+    return Gaussian(2 * x.mean, 4 * x.var)
+
+
+_MOVED = {p.reshape_p, p.rev_p, p.slice_p, p.squeeze_p, p.transpose_p}
+_KEEPING = _MOVED | {p.convert_element_type_p}
+_STAIRCASE = {primitive for primitive, known in FACTS.items() if known.form == "staircase"}
+
+TABLE: dict[Any, Row] = {
+    **_rows(Kind.AFFINE, data_movement, DATA_MOVEMENT),
+    **_rows(Kind.MOVE, data_movement, _MOVED | prim.IN_PLACE),
+    **_rows(Kind.POINTWISE, data_movement, (DATA_MOVEMENT & prim.ELEMENTWISE) - prim.IN_PLACE),
+    **_rows(Kind.AFFINE, _custom, prim.CUSTOM),
+    **_rows(Kind.BILINEAR, _contraction, prim.LINEAR),
+    **_rows(Kind.STEP, None, {*_STAIRCASE, p.sign_p}),
+    **_rows(Kind.DISCRETE, None, {
+        p.argmax_p, p.argmin_p, p.eq_p, p.ge_p, p.gt_p, p.is_finite_p, p.le_p, p.lt_p, p.ne_p,
+    }),
+    # Applied to one value twice, an operation on independents is a function of one variable.
+    p.add_jaxvals_p: Row(Kind.POINTWISE, data_movement, twice=_doubled),
+    p.add_p: _pair(arithmetic.add, _doubled),
+    p.sub_p: _pair(arithmetic.subtract, lambda x: jnp.zeros(x.shape, x.dtype)),
+    p.mul_p: _pair(arithmetic.multiply, activations.square),
+    p.div_p: _pair(arithmetic.divide, lambda x: jnp.ones(x.shape, x.dtype)),
+    p.max_p: _pair(extremes.maximum, to_variance),
+    p.min_p: _pair(extremes.minimum, to_variance),
+    p.convert_element_type_p: Row(Kind.POINTWISE, data_movement),
+    p.clamp_p: Row(Kind.POINTWISE, _clamp),
+    p.integer_pow_p: Row(Kind.POINTWISE, _integer_pow),
+    p.pow_p: Row(Kind.POINTWISE, _pow),
+    p.atan2_p: Row(Kind.POINTWISE),
+    p.nextafter_p: Row(Kind.POINTWISE),
+    p.neg_p: _function(arithmetic.negate),
+    p.exp_p: _function(activations.exponential),
+    p.exp2_p: _function(_scaled(activations.exponential, math.log(2))),
+    p.expm1_p: _function(_shifted(activations.exponential, after=-1.0)),
+    p.sin_p: _function(activations.sine),
+    p.cos_p: _function(activations.cosine),
+    p.erf_p: _function(activations.error_function),
+    p.erfc_p: _function(activations.complementary_error_function),
+    p.square_p: _function(activations.square),
+    p.abs_p: _function(activations.absolute),
+    p.log_p: _function(arithmetic.log),
+    p.log1p_p: _function(_shifted(arithmetic.log, before=1.0)),
+    p.sqrt_p: _function(functools.partial(arithmetic.power, exponent=0.5)),
+    p.rsqrt_p: _function(functools.partial(arithmetic.power, exponent=-0.5)),
+    p.logistic_p: _function(smooth.sigmoid),
+    p.tanh_p: _function(smooth.tanh),
+    **_rows(Kind.POINTWISE, quadrature, {
+        p.acos_p, p.acosh_p, p.asin_p, p.asinh_p, p.atan_p, p.atanh_p, p.bessel_i0e_p,
+        p.bessel_i1e_p, p.cbrt_p, p.cosh_p, p.digamma_p, p.erf_inv_p, p.lgamma_p, p.sinh_p,
+        p.tan_p,
+    }),
+    p.reduce_max_p: Row(Kind.REGION, _extremum(extremes.reduce_max, _axes)),
+    p.reduce_min_p: Row(Kind.REGION, _extremum(extremes.reduce_min, _axes)),
+    p.scatter_max_p: Row(Kind.REGION, _scattered(extremes.scatter_max)),
+    p.scatter_min_p: Row(Kind.REGION, _scattered(extremes.scatter_min)),
+    p.reduce_window_max_p: Row(Kind.REGION, _extremum(extremes.window_max, read_window)),
+    p.reduce_window_min_p: Row(Kind.REGION, _extremum(extremes.window_min, read_window)),
 }  # fmt: skip
-
-
-def shared_operand(node: Node, x: Any) -> list[Any] | None:
-    """Computes the moments of a primitive whose two operands are the same random value, or None."""
-    fn = _TWICE.get(node.primitive)
-    return None if fn is None else [fn(x)]
+"""By primitive."""

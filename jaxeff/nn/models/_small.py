@@ -10,11 +10,11 @@ f, params, (x, y) = small_classifier()
 jaxeff.summary(f, params, x)
 ```
 
-`MLP` has dense layers with an activation between them. The nets of the source work are ``(784, 100,
+`MLP` has dense layers with an activation between them. The nets of Klein's thesis are ``(784, 100,
 100, 10)`` (probabilistic forward pass), three hidden layers of 64 with batch norm (walking noise)
 and ``(1, 50, 50, 1)`` (noisy sine).
 
-`LeNet5` is that of the source work: 6 and 16 filters of 5×5, then 120, 84 and the classes.
+`LeNet5` is that of the thesis: 6 and 16 filters of 5×5, then 120, 84 and the classes.
 
 | images | padding of conv1 | features before ``fc1`` | used for |
 |---|---|---|---|

@@ -1,6 +1,6 @@
 """VGG-11 (arXiv 1409.1556, configuration A) for images that five poolings bring to 1×1 or more.
 
-The source work runs it on 32×32 CIFAR-10 images with the head of the 224×224 network: the last
+Klein's thesis runs it on 32×32 CIFAR-10 images with the head of the 224×224 network: the last
 feature map is brought to 7×7 and flattened to 25,088 features, which repeats each of 512 features
 49 times. That head and 1000 outputs are what its 132.86 M parameters and 276.4 M multiply-adds
 count; with ten outputs the net has 128.81 M and 272.3 M. ``head=1`` leaves the repetition out.

@@ -26,8 +26,8 @@ class Repeated(Setting):
     """The mean of several executions under a noise model.
 
     Additive noise falls by the square root of `times`. What belongs to a device doesn't change from
-    one execution to the next and stays. The source spends a budget of executions where a network is
-    fragile ("guided repetition"): `{site: Repeated(Additive(0.35), n)}` with its own n per site.
+    one execution to the next and stays. Klein's thesis spends a budget of executions where a
+    network is fragile ("guided repetition"): `{site: Repeated(Additive(0.35), n)}`, n per site.
 
     Attributes:
         model: Any noise model, a user's own too.

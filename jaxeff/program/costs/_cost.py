@@ -2,7 +2,7 @@
 
 `summary` shows it as a table for people, `sites` the names alone.
 
-MACs count the products of dot products and convolutions, the measure of the source work; pointwise
+MACs count the products of dot products and convolutions, the measure of Klein's thesis; pointwise
 functions, pooling and additions count nothing. Padding counts as work, as in the usual formula
 (output size x kernel size x input channels / groups). Zeros between the inputs of a transposed
 convolution don't count: there the formula is input size x kernel size x output channels / groups,

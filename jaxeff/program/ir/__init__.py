@@ -19,6 +19,7 @@ from jaxeff.program.ir._graph import Role as Role
 from jaxeff.program.ir._graph import Value as Value
 from jaxeff.program.ir._graph import flatten as flatten
 from jaxeff.program.ir._graph import form_of as form_of
+from jaxeff.program.ir._graph import making as making
 from jaxeff.program.ir._graph import noted as noted
 from jaxeff.program.ir._graph import run_nodes as run_nodes
 from jaxeff.program.ir._primitives import FACTS as FACTS

@@ -34,7 +34,7 @@ A layer computed from parameters or constants alone has no site: it prepares an 
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import IntFlag
 from typing import Any, TypeAlias
@@ -106,7 +106,14 @@ class Value:
         return bool(self.role & (Role.PARAM | Role.STATE)) and not self.is_data
 
 
-Atom: TypeAlias = Any  # a Value, or one of JAX's literals
+class KnownLiteral(Literal):  # type: ignore[misc]  # JAX declares its class final
+    """A literal that may be looked up where values are; equal to itself alone."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__  # type: ignore[assignment]  # a literal has none
+
+
+Atom: TypeAlias = Any  # a Value, or a KnownLiteral
 
 
 @dataclass(eq=False, slots=True)
@@ -115,7 +122,7 @@ class Node:
 
     Attributes:
         eqn: The equation; its own variables are those of the jaxpr it came from.
-        inputs: Values or literals.
+        inputs: Values or numbers.
         outputs: Values.
         calls: Names and identities of the calls around it, outermost first.
         scopes: The name scopes around it, outermost first; empty for NNX.
@@ -179,7 +186,7 @@ class _Flattener:
     ) -> list[Atom]:
         def constant(atom: Any, number: Any) -> Atom:
             if isinstance(atom, Literal):
-                return atom
+                return KnownLiteral(atom.val, atom.aval)
             value = Value(atom.aval)
             self.constants[value] = number
             return value
@@ -388,7 +395,7 @@ class Layer:
             return ()
         # What the product itself reads, even through reshapes, is a weight; a parameter
         # that enters after it is a bias.
-        operands = _ancestors(self.nodes, self.op)
+        operands = {v for n in (*making(self.nodes, self.op.inputs), self.op) for v in n.values}
         return tuple(
             i for i, v in enumerate(self.inputs) if v.is_weight and v.path and v not in operands
         )
@@ -539,9 +546,12 @@ _NAMES = {"site", "base", "occurrence", "known"}
 """What a layer has of its own."""
 
 
-def _ancestors(nodes: Sequence[Node], target: Node) -> set[Value]:
-    needed = set(target.values)
+def making(nodes: Sequence[Node], values: Iterable[Atom]) -> list[Node]:
+    """Returns the equations, of some in order, that values are made by."""
+    needed = {v for v in values if isinstance(v, Value)}
+    makers: list[Node] = []
     for node in reversed(nodes):
-        if any(v in needed for v in node.outputs):
+        if not needed.isdisjoint(node.outputs):
+            makers.append(node)
             needed.update(node.values)
-    return needed
+    return makers[::-1]

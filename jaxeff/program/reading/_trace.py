@@ -26,6 +26,10 @@ least `SMALLEST` entries that a reduction reads in the same compiled function, g
 arbitrary numbers: `jax.jit(lambda a: jnp.sum(a @ jnp.ones((64, 64))))`. Without `jit`, or with
 `FLAG` in the environment variable `XLA_FLAGS`, it is right.
 
+So it is with convolutions that crop an axis at its start and pad it at its end (`padding` of (-2,
+1), in the function itself, or in a gradient that it takes): in floats of up to 32 bits they read
+beyond the array, with and without `jit` and the flag.
+
 Whether the operand is one number is only known where the function makes it itself: arguments are
 left alone, and so are the compiler's rewritings, which may make such a product of another one.
 """
@@ -118,40 +122,56 @@ class CompilerWarning(UserWarning):
 
 
 def warn_of_faults(closed: core.ClosedJaxpr) -> None:
-    """Warns of products with an operand of one number, where XLA would compile them wrongly."""
-    if FLAG in os.environ.get("XLA_FLAGS", "") or jax.default_backend() != "cpu":
+    """Warns of products and convolutions that XLA would compile wrongly."""
+    if jax.default_backend() != "cpu":
         return
-    places = list(dict.fromkeys(_faulty_products(closed)))
-    if places:
-        warnings.warn(
-            "On processors XLA may compile a product with an array of one number everywhere to "
-            f"NaN or arbitrary numbers; here at {', '.join(places)}. Set XLA_FLAGS={FLAG} in the "
-            "environment before JAX starts, or write the product as a sum times that number.",
-            CompilerWarning,
-            stacklevel=2,
-        )
+    products, cropping = _faults(closed)
+    if FLAG in os.environ.get("XLA_FLAGS", ""):
+        products = []
+    for places, reason in ((products, _OF_ONE_NUMBER), (cropping, _OF_CROPPING)):
+        if places:
+            listed = ", ".join(dict.fromkeys(places))
+            warnings.warn(reason.format(listed), CompilerWarning, stacklevel=2)
 
 
-def _faulty_products(closed: core.ClosedJaxpr) -> list[str]:
-    """Lists where in the user's code the products stand."""
-    places: list[str] = []
+_OF_ONE_NUMBER = (
+    "On processors XLA may compile a product with an array of one number everywhere to NaN or "
+    f"arbitrary numbers; here at {{}}. Set XLA_FLAGS={FLAG} in the environment before JAX starts, "
+    "or write the product as a sum times that number."
+)
+_OF_CROPPING = (
+    "On processors XLA compiles a convolution that crops an axis at its start and pads it at its "
+    "end (padding such as (-2, 1)) to arbitrary numbers, for it reads beyond the array; here at "
+    "{}. Crop and pad before, by jax.lax.pad, and convolve with padding (0, 0)."
+)
+
+
+def _faults(closed: core.ClosedJaxpr) -> tuple[list[str], list[str]]:
+    """Lists where in the user's code such products stand, and such convolutions."""
+    products: list[str] = []
+    cropping: list[str] = []
 
     def rule(eqn: core.JaxprEqn, one_number: list[bool]) -> Sequence[bool]:
         if eqn.primitive in prim.LINEAR:
             out: Any = eqn.outvars[0].aval
             floating = jnp.issubdtype(out.dtype, jnp.floating)
             if one_number[1] and floating and _entries(out) >= SMALLEST:
-                places.append(_compat.source_line(eqn))
+                products.append(_compat.source_line(eqn))
+            # Doubles and integers take another way.
+            pairs = eqn.params.get("padding", ()) if floating and out.dtype.itemsize <= 4 else ()
+            if any(low < 0 < high for low, high in _compat.at_size(tuple(pairs), 1)):
+                cropping.append(_compat.source_line(eqn))
         if eqn.primitive in prim.CONTROL:
             # Of what goes into a loop or a branch nothing is known; what is made inside is.
             for body in _compat.sub_jaxprs(eqn):
-                places.extend(_faulty_products(body))
+                for places, inside in zip((products, cropping), _faults(body), strict=True):
+                    places.extend(inside)
         keeps = eqn.primitive in prim.ELEMENTWISE or eqn.primitive in _MOVES
         return [(keeps and all(one_number)) or _entries(v.aval) == 1 for v in eqn.outvars]
 
     single = [_entries(v.aval) == 1 for v in closed.jaxpr.invars]
     ir.walk(closed, single, ir.entering(rule, _is_one_number), _is_one_number)
-    return places
+    return products, cropping
 
 
 def _entries(aval: Any) -> int:
@@ -313,7 +333,15 @@ def _is_variance(keypath: Sequence[Any]) -> bool:
 
 
 def _with_input_sites(program: ir.Program, graph: ir.Graph) -> ir.Program:
-    """Puts an identity layer behind every data argument that a layer reads."""
+    """Puts an identity layer behind every data argument.
+
+    A transform that acted on an input made it a layer with equations, which is the site then: only
+    what reads the argument besides has an identity.
+    """
+    changed = [layer for layer in program.layers if layer.kind == "input"]
+    elsewhere = {v for layer in program.layers if layer not in changed for v in layer.inputs}
+    elsewhere.update(v for v in program.outputs if isinstance(v, ir.Value))
+    replaced = {v for layer in changed for v in layer.inputs} - elsewhere
     state = {
         v
         for n in graph.nodes
@@ -324,7 +352,7 @@ def _with_input_sites(program: ir.Program, graph: ir.Graph) -> ir.Program:
     renamed: dict[ir.Value, ir.Value] = {}
     for value in program.inputs:
         numeric = jnp.issubdtype(value.aval.dtype, jnp.number)
-        if value.is_data and numeric and value not in state:
+        if value.is_data and numeric and value not in state | replaced:
             # The layer's result is a value of its own, so that input noise and input
             # quantization have a site while the argument itself stays as it is.
             inside = ir.Value(value.aval, value.role, spread=value.spread)
@@ -340,13 +368,15 @@ def _with_input_sites(program: ir.Program, graph: ir.Graph) -> ir.Program:
 
 
 def _rename(program: ir.Program, renamed: dict[ir.Value, ir.Value]) -> None:
-    """Replaces values everywhere in a program but among its inputs."""
+    """Replaces values everywhere in a program but among its inputs, and what is behind them."""
 
     def swap(v: Any) -> Any:
         return renamed.get(v, v) if isinstance(v, ir.Value) else v
 
     program.outputs = tuple(swap(v) for v in program.outputs)
     for layer in program.layers:
+        if layer.kind == "input":
+            continue
         layer.inputs = tuple(swap(v) for v in layer.inputs)
         for node in layer.nodes:
             node.inputs = tuple(swap(a) for a in node.inputs)

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import widened
+from jaxeff.core import kept_program, widened
 from jaxeff.moment_propagation import is_gaussian
 from jaxeff.program import Program
 from jaxeff.program.ir import Contraction, Node, Role, Value
@@ -116,7 +116,7 @@ def summed(importance: Any, channels: Channels, *, outputs: bool = False) -> dic
         importance: A tree of the parameters' shapes (and no other leaves that are theirs).
         channels: The groups.
         outputs: Whether only the weights count that make a channel (the columns of a kernel, as
-            the source's l1 scores have it), and not those that read it, nor biases and scales.
+            the thesis' l1 scores have it), and not those that read it, nor biases and scales.
 
     Returns:
         By group, a number per channel.
@@ -297,7 +297,7 @@ def taylor(loss: Loss, batches: Iterable[Any]) -> Score:
     _check(batch_list)
 
     def score(params: Any, channels: Channels) -> dict[str, np.ndarray]:
-        gradient = jax.jit(jax.grad(loss))
+        gradient = kept_program(jax.grad(loss))
         total: dict[str, np.ndarray] = {}
         for batch in batch_list:
             # Summed over a channel before it is squared: the change of the loss if all of it goes,
@@ -325,7 +325,7 @@ def optimal_brain_damage(
     _check(batch_list)
 
     def score(params: Any, channels: Channels) -> dict[str, np.ndarray]:
-        def probed(key: PRNGKeyArray, batch: Any) -> Any:
+        def probed(key: PRNGKeyArray, params: Any, batch: Any) -> Any:
             leaves, structure = jax.tree.flatten(params)
             keys = jax.random.split(key, len(leaves))
             signs = [
@@ -338,13 +338,13 @@ def optimal_brain_damage(
             _, product = jax.jvp(jax.grad(lambda p: loss(p, batch)), (params,), (v,))
             return jax.tree.map(jnp.multiply, v, product)
 
-        @jax.jit
-        def diagonal(key: PRNGKeyArray, batch: Any) -> Any:
-            products = jax.vmap(probed, (0, None))(jax.random.split(key, probes), batch)
+        def diagonal(key: PRNGKeyArray, params: Any, batch: Any) -> Any:
+            each = jax.vmap(probed, (0, None, None))
+            products = each(jax.random.split(key, probes), params, batch)
             return jax.tree.map(lambda h: h.mean(0), products)
 
-        keys = jax.random.split(key, len(batch_list))
-        curvature = [diagonal(k, batch) for k, batch in zip(keys, batch_list, strict=True)]
+        keys, program = jax.random.split(key, len(batch_list)), kept_program(diagonal)
+        curvature = [program(k, params, batch) for k, batch in zip(keys, batch_list, strict=True)]
         mean = jax.tree.map(lambda *h: sum(h) / len(h), *curvature)
         # At a minimum no curvature is negative: such values come from the estimate, or from
         # training that stopped early.

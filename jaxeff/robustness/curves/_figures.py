@@ -1,4 +1,4 @@
-"""The source's pictures of robustness, drawn onto given matplotlib axes.
+"""Pictures of robustness as in Klein's thesis, drawn onto given matplotlib axes.
 
 ```python
 import matplotlib.pyplot as plt

@@ -33,7 +33,7 @@ Sharp edges:
     Where the curve holds no midpoint (it is flat, never falls, falls beyond the levels) `mu` is NaN
     and `message` says why; nothing is extrapolated. A fit whose midpoint isn't where the measured
     curve crosses its middle is refused, too: that is how a long tail ends on the linear scale.
-    The source fits the level itself, whatever the grid. `scale="log"` fits its logarithm: for
+    The thesis fits the level itself, whatever the grid. `scale="log"` fits its logarithm: for
     curves that fall over several decades, as under multiplicative noise, on which the logistic of
     the level itself can't lie. Both give the same midpoint of a steep curve.
     With replicates the standard error holds their scatter alone (jackknife); without, what the fit
@@ -231,7 +231,7 @@ def fit_midpoint(
         accuracies: One row of them, or a row per replicate (seed or draw): then their mean is
             fitted, and the standard error is their jackknife. NaN entries are left out.
         sigma: Standard deviations of the accuracies, to weight the levels; they weigh alike if
-            None, as in the source.
+            None, as in the thesis.
         scale: "linear", or "log" to fit the level's logarithm.
         chance: Accuracy of guessing, held as `a_min`; fitted if None. Give it where the levels
             don't reach the bottom of the curve.
@@ -241,8 +241,8 @@ def fit_midpoint(
         The midpoint, or a result without one that says why in `message`.
 
     Raises:
-        ValueError: Shapes that don't agree, levels that are negative, infinite or given twice, or
-            an unknown scale.
+        ValueError: Shapes that don't agree, accuracies that all are NaN, levels that are negative,
+            infinite or given twice, or an unknown scale.
     """
     core.check_choice("scale", scale, ("linear", "log"))
     levels, rows, weights = _checked(levels, accuracies, sigma)
@@ -274,6 +274,11 @@ def _checked(levels: Any, accuracies: Any, sigma: Any) -> tuple[Any, Any, Any]:
         raise ValueError(
             f"accuracies [levels] or [replicates, levels] are wanted for levels of shape "
             f"{levels.shape}, not an array of shape {np.shape(accuracies)}."
+        )
+    if not np.isfinite(rows).any():
+        raise ValueError(
+            f"fit_midpoint: accuracies: all of {rows.size} are NaN: look at what the network gives "
+            "for the inputs without noise."
         )
     if not (np.isfinite(levels) & (levels >= 0)).all():
         raise ValueError(f"noise levels must be finite and at least 0, got {levels.tolist()}.")

@@ -132,7 +132,7 @@ for _form in ("variance", "raw"):
 
         def _moments(make=_make, form=_form):
             f, (params, x) = make()
-            return jaxeff.moments(f, form=form), (posterior(params), x)
+            return jaxeff.moments(f, form=form, method="diagonal"), (posterior(params), x)
 
         _add(f"moments in the form of {_form} of {_name}", _moments)
 
@@ -140,7 +140,7 @@ for _form in ("variance", "raw"):
 @FAMILY.built
 def _gradient_of_moments_of_an_MLP():
     f, (params, x) = mlp()
-    g = jaxeff.moments(f)
+    g = jaxeff.moments(f, method="diagonal")
 
     def loss(params, x):
         y = g(params, x)
@@ -152,13 +152,13 @@ def _gradient_of_moments_of_an_MLP():
 @FAMILY.built
 def _moments_of_random_inputs():
     f, (params, x) = mlp()
-    return jaxeff.moments(f), (params, Gaussian(x, np.full_like(x, 0.1)))
+    return jaxeff.moments(f, method="diagonal"), (params, Gaussian(x, np.full_like(x, 0.1)))
 
 
 @FAMILY.built
 def _moments_of_lenet_5_with_average_pools():
     f, (params, x) = lenet("avg")
-    return jaxeff.moments(f), (posterior(params), x)
+    return jaxeff.moments(f, method="diagonal"), (posterior(params), x)
 
 
 PHOTONIC = {"avg_pool*": ChaoticLight(0.5, cap=2.0)}

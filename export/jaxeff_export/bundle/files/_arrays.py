@@ -14,7 +14,8 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from jaxeff_export.artifact import TensorSpec, dtype_of, max_inflated_size, require_member
+from jaxeff.store import max_inflated_size, require_member
+from jaxeff_export.artifact import TensorSpec, dtype_of
 
 _DENSE = 0.75
 """Part of an array's entries that aren't zero, above which compressing saves little."""
@@ -57,6 +58,47 @@ def unpack_arrays(data: bytes, specs: Sequence[TensorSpec]) -> list[np.ndarray]:
     except Exception as error:  # at a zip file that is none, nearly any
         raise ValueError(f"it is no readable npz file ({error})") from error
     return arrays
+
+
+class ArrayPlaces(NamedTuple):
+    """Where a parameter's numbers lie in an array that was made of it, so that both are one file.
+
+    Attributes:
+      derived: which of the derived arrays it is.
+      places: of every number, in the parameter's order, its place in the flattened array.
+    """
+
+    derived: int
+    places: np.ndarray
+
+    def read(self, derived: Sequence[np.ndarray], spec: TensorSpec) -> np.ndarray:
+        """Reads the parameter.
+
+        Raises:
+          ValueError: if it can't be of that shape and dtype.
+        """
+        array, shape = derived[self.derived].reshape(-1), tuple(int(n) for n in spec.shape)
+        if array.dtype != dtype_of(spec.dtype) or math.prod(shape) != len(self.places):
+            raise ValueError(f"{spec.name} is of another shape or dtype than what holds it")
+        if len(self.places) and not 0 <= self.places.min() <= self.places.max() < len(array):
+            raise ValueError(f"{spec.name} has a number beyond the array that holds it")
+        return array[self.places].reshape(shape)
+
+
+def pack_places(places: Sequence[np.ndarray]) -> bytes:
+    """Makes the content of a file of places: layouts repeat, and so do the steps in them."""
+    steps = {f"{i:05d}": np.diff(p, prepend=0).astype(np.int32) for i, p in enumerate(places)}
+    return _npz(np.savez_compressed, steps)
+
+
+def unpack_places(data: bytes, counts: Sequence[int]) -> list[np.ndarray]:
+    """Reads the places of `pack_places`, of so many numbers each.
+
+    Raises:
+      ValueError: as `unpack_arrays`.
+    """
+    specs = [TensorSpec(f"places[{i}]", (count,), "int32") for i, count in enumerate(counts)]
+    return [np.cumsum(steps, dtype=np.int64) for steps in unpack_arrays(data, specs)]
 
 
 def _npz(save: Callable[..., None], arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -120,7 +162,8 @@ class OutputCheck:
 
     Attributes:
       name: name of the result.
-      max_abs_error: the largest deviation from JAX's result; NaN if they differ in what is finite.
+      max_abs_error: the largest deviation from JAX's result, over what is finite there; NaN if
+        they differ in what is NaN or infinite.
       scale: the largest finite magnitude in JAX's result.
       tolerance: the relative deviation that counts as rounding in this dtype.
     """
@@ -132,7 +175,7 @@ class OutputCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether the deviation is rounding; NaN never is."""
+        """Whether the deviation is rounding; NaN is where JAX's result is NaN too."""
         # A comparison with NaN is false: results that differ in what is finite never pass.
         return self.max_abs_error <= self.tolerance * self.scale
 
@@ -180,6 +223,11 @@ class SelfCheck:
         if self.passed:
             return f"{self.board} agrees with JAX: max abs error {self.max_abs_error:.3g}"
         worst = next(output for output in self.outputs if not output.passed)
+        if np.isnan(worst.max_abs_error):
+            return (
+                f"{self.board} disagrees with JAX: {worst.name} has NaN or infinity where JAX's "
+                "result has other numbers"
+            )
         return (
             f"{self.board} disagrees with JAX: {worst.name} is off by {worst.max_abs_error:.3g} "
             f"where its largest value is {worst.scale:.3g}"
@@ -195,10 +243,11 @@ class DataCheck(SelfCheck):
 
     Attributes:
       examples: number of them.
-      same: examples whose results have JAX's bits.
+      same: examples whose results have JAX's bits; NaN is NaN.
       agreeing: examples that are decided as by JAX; None if the first result is no decision.
       right: examples that are decided as their labels say; None without labels.
       right_in_jax: the same of JAX.
+      undecided: examples among whose scores JAX has NaN; they are right by no label.
     """
 
     examples: int
@@ -206,6 +255,7 @@ class DataCheck(SelfCheck):
     agreeing: int | None = None
     right: int | None = None
     right_in_jax: int | None = None
+    undecided: int = 0
 
     @property
     def accuracy(self) -> float | None:
@@ -225,6 +275,8 @@ class DataCheck(SelfCheck):
         if self.agreeing is not None:
             said.append(f"{self.agreeing:,} decided as by JAX")
         said.append(f"{self.same:,} with JAX's bits")
+        if self.undecided:
+            said.append(f"{self.undecided:,} whose scores are NaN in JAX, so without a class")
         return f"{super().__str__()}; of {self.examples:,} examples: {', '.join(said)}"
 
 
@@ -250,7 +302,7 @@ def compare_data(
     checked = compare(board, specs, [ours], [RecordedPair([], theirs)])
     count = len(ours[0])
     # Compared as bytes: zeros of two signs differ.
-    pairs = zip(ours, theirs, strict=True)
+    pairs = zip(map(_one_nan, ours), map(_one_nan, theirs), strict=True)
     alike = [
         np.array([a.tobytes() == b.tobytes() for a, b in zip(*pair, strict=True)]) for pair in pairs
     ]
@@ -264,18 +316,33 @@ def compare_data(
                 "give data=(x, None) to compare results alone"
             )
         return DataCheck(board, checked.outputs, count, same)
-    agreeing = int((mine == its).sum())
-    if labels is None:
-        return DataCheck(board, checked.outputs, count, same, agreeing)
-    right, theirs_right = int((mine == labels).sum()), int((its == labels).sum())
-    return DataCheck(board, checked.outputs, count, same, agreeing, right, theirs_right)
+    agreeing, undecided = int((mine == its).sum()), int((its == _UNDECIDED).sum())
+    right = theirs_right = None
+    if labels is not None:
+        right, theirs_right = int((mine == labels).sum()), int((its == labels).sum())
+    return DataCheck(board, checked.outputs, count, same, agreeing, right, theirs_right, undecided)
+
+
+_UNDECIDED = np.iinfo(np.int64).min
+"""The class of an example among whose scores is NaN: no label's, and the same in JAX."""
+
+
+def _is_nan(values: np.ndarray) -> np.ndarray:
+    exact = np.issubdtype(values.dtype, np.integer) or values.dtype == np.bool_
+    return np.zeros(values.shape, bool) if exact else values != values
+
+
+def _one_nan(values: np.ndarray) -> np.ndarray:
+    """Writes all NaN with the same bits, of which more than one pattern stands for it."""
+    missing = _is_nan(values)
+    return np.where(missing, values.dtype.type("nan"), values) if missing.any() else values
 
 
 def _decisions(scores: np.ndarray) -> np.ndarray | None:
     """Reads classes of examples: the largest score, or a whole number; None of anything else."""
     scores = scores.reshape(len(scores), -1) if scores.size == len(scores) else scores
     if scores.ndim == 2 and scores.shape[1] > 1:
-        return np.asarray(scores.argmax(1))
+        return np.where(_is_nan(scores).any(1), _UNDECIDED, scores.argmax(1))
     is_integer = np.issubdtype(scores.dtype, np.integer) or scores.dtype == np.bool_
     return scores[:, 0] if is_integer and scores.ndim == 2 else None
 
@@ -322,9 +389,10 @@ def _deviation(actual: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
     ours, theirs = np.asarray(actual, wide), np.asarray(expected, wide)
     finite = np.isfinite(theirs)
     scale = float(np.max(np.abs(theirs), where=finite, initial=0.0))
-    # Infinities (a log-probability of an impossible class) have to be the same ones.
-    same_elsewhere = np.array_equal(ours[~finite], theirs[~finite])
-    if ours.shape != theirs.shape or not same_elsewhere:
+    # Infinities (a log-probability of an impossible class) and NaN have to be the same ones.
+    if ours.shape != theirs.shape or not np.array_equal(
+        ours[~finite], theirs[~finite], equal_nan=True
+    ):
         return float("nan"), scale
     with np.errstate(invalid="ignore"):
         # Where both are infinite the difference is NaN, which `where` leaves out below.

@@ -34,7 +34,13 @@ from jaxeff_export.artifact import (
     verify_checksum,
     version_complaint,
 )
-from jaxeff_export.bundle.files._arrays import RecordedPair, unpack_arrays
+from jaxeff_export.bundle.files._arrays import (
+    ArrayPlaces,
+    RecordedPair,
+    unpack_arrays,
+    unpack_places,
+)
+from jaxeff_export.runtime import BundleError
 
 FORMAT = "jaxeff-bundle"
 FORMAT_VERSION = 2
@@ -49,8 +55,8 @@ LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM = (
     "run.py",
 )
 FILES = (LIBRARY, PARAMETERS, DERIVED, ARTIFACT, SELFCHECK, PROGRAM)
-TOKENIZER, UNPACKED = "tokenizer.json", "unpacked.npz"
-OPTIONAL_FILES = (TOKENIZER, UNPACKED)
+TOKENIZER, UNPACKED, PLACES = "tokenizer.json", "unpacked.npz", "places.npz"
+OPTIONAL_FILES = (TOKENIZER, UNPACKED, PLACES)
 MANIFEST = "manifest.json"
 
 
@@ -73,10 +79,6 @@ _FORM = {
     "versions": {name: str for name in ("apache-tvm", "apache-tvm-ffi")},
     "files": dict.fromkeys(FILES, _FILE),
 }
-
-
-class BundleError(ValueError):
-    """A folder that is no bundle, a damaged bundle, or one that cannot run where it should."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ class Manifest:
         own first, where the batch may vary; empty where it is fixed, and one pair is recorded.
       verdict: what is known of the results beside their values, as it was given to `deploy`.
       state: names of the arguments that sessions keep and update, in the order of the results.
+      placed: by name of a parameter that the library takes in a layout of its own, where its
+        numbers are: which derived array has them, which places are theirs, and how many there are.
     """
 
     target_name: str
@@ -135,6 +139,7 @@ class Manifest:
     batches: tuple[int, ...] = ()
     verdict: str = ""
     state: tuple[str, ...] = ()
+    placed: Mapping[str, tuple[int, int, int]] = field(default_factory=dict, repr=False)
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -178,6 +183,7 @@ class Manifest:
                 **more,
                 # Said twice: an entry of a file that is lost is missed.
                 **({"unpacked": True} if UNPACKED in self.files else {}),
+                **({"placed": {n: list(p) for n, p in self.placed.items()}} if self.placed else {}),
                 **({"verdict": self.verdict} if self.verdict else {}),
                 **({"state": list(self.state)} if self.state else {}),
             }
@@ -218,6 +224,9 @@ class Manifest:
         require_form(content.get("unpacked", False), bool, "unpacked")
         if content.get("unpacked", False) != (UNPACKED in content["files"]):
             raise ValueError(f"unpacked and files differ in whether there is {UNPACKED}")
+        require_form(content.get("placed", {}), MappingOf([COUNT]), "placed")
+        if bool(content.get("placed")) != (PLACES in content["files"]):
+            raise ValueError(f"placed and files differ in whether there is {PLACES}")
         require_form(content.get("state", []), [str], "state")
         target = content["target"]
         # Settings of a target are optional, and TVM has more of them: those known are checked.
@@ -248,6 +257,7 @@ class Manifest:
             batches=tuple(content.get("batches", ())),
             verdict=content.get("verdict", ""),
             state=tuple(content.get("state", ())),
+            placed={name: tuple(p) for name, p in content.get("placed", {}).items()},
         )
         # Each entry fits its form; now whether they agree, which all later code relies on.
         if require_structure(manifest.structure) != len(manifest.outputs):
@@ -273,6 +283,8 @@ class Manifest:
         # Missing or twice, it would be an operand that the library doesn't take.
         if sorted(manifest.operands) != list(range(bound)):
             raise ValueError("operands does not have each of parameters and derived once")
+        if any(len(p) != 3 or p[0] >= len(manifest.derived) for p in manifest.placed.values()):
+            raise ValueError("placed has an entry that names no derived array")
         if any(spec.name != f"derived[{i}]" for i, spec in enumerate(manifest.derived)):
             raise ValueError("derived has another name than its arrays are given")
         return manifest
@@ -438,14 +450,37 @@ class BundleFolder:
         artifact = self.artifact
         bound = artifact.inputs[: len(artifact.inputs) - len(self.manifest.inputs)]
         stored = [spec.name for spec in self.manifest.parameters]
-        packed = [spec for spec in bound if spec.name not in stored]
+        placed = self.placements
+        packed = [spec for spec in bound if spec.name not in {*stored, *placed}]
         if packed and UNPACKED not in self.manifest.files:
             return None
         arrays = dict(zip(stored, self.parameters, strict=True))
         if packed:
             names = (spec.name for spec in packed)
             arrays |= zip(names, self._arrays(UNPACKED, packed), strict=True)
+        derived = self.derived if placed else []
+        try:
+            arrays |= {s.name: placed[s.name].read(derived, s) for s in bound if s.name in placed}
+        except ValueError as error:
+            raise BundleError(f"{PLACES} is damaged: {error}") from error
         return [arrays[spec.name] for spec in bound]
+
+    @property
+    def placements(self) -> dict[str, ArrayPlaces]:
+        """Where the numbers of packed parameters are, by the parameters' names."""
+        placed = self.manifest.placed
+        if not placed:
+            return {}
+        counts = {number: count for _, number, count in placed.values()}
+        try:
+            if sorted(counts) != list(range(len(counts))):
+                raise ValueError("placed leaves a number out")
+            arrays = unpack_places(self._read(PLACES), [counts[i] for i in range(len(counts))])
+        except BundleError:
+            raise
+        except ValueError as error:
+            raise BundleError(f"{PLACES} is damaged: {error}") from error
+        return {name: ArrayPlaces(at, arrays[number]) for name, (at, number, _) in placed.items()}
 
     @property
     def derived(self) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Runs compiled programs and times them, on the host and, stand-alone, on a device."""
+"""Runs compiled programs and times them."""
 
 from jaxeff_export.bundle.running._runner import ProgramRunner as ProgramRunner
 from jaxeff_export.bundle.running._runner import Runner as Runner

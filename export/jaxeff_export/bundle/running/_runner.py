@@ -455,6 +455,11 @@ def _calls_of(
             f"{', '.join(str(np.shape(leaf)) for leaf in (*leaves, *([] if y is None else [y])))}"
         )
     ((count,),) = lengths
+    if y is not None:
+        core.check_labels("check: data[1]", np.asarray(y), None, (count,))
+    core.warn_of_scale(
+        "check: data[0]", leaves, core.extents([recorded[i] for i in fresh]), "the example"
+    )
     single = leaves[0].ndim == len(manifest.inputs[fresh[0]].shape) + 1
     size = 1 if single else len(recorded[fresh[0]])
     calls = []

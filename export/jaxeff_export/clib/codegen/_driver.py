@@ -10,7 +10,6 @@ waking them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from jaxeff_export.artifact import dtype_of
 from jaxeff_export.clib._objects import CLibraryError
-from jaxeff_export.clib.codegen._interface import STATE, Field, Library, grid_of
+from jaxeff_export.clib.codegen._interface import STATE, Field, Library, grid_of, identifier
 from jaxeff_export.clib.codegen._rendering import TYPES, constants, render
 
 if TYPE_CHECKING:
@@ -95,7 +94,8 @@ def state_declarations(library: Library) -> list[str]:
     n = library.name
     lines = [
         "/* What stays from one call to the next, and is updated in place. The caller owns it, one",
-        f"   for each session; {n}_init sets it to what a session begins with, at any time. */",
+        f"   for each session; {n}_init sets it to what a session begins with, at any time.",
+        "   It has no pointers: keep its bytes, and copy them back, to go on after a restart. */",
         "typedef struct {",
     ]
     for field in library.state:
@@ -187,10 +187,10 @@ def header(library: Library) -> str:
         blob += ["    /* NULL, or started */", f"    {n}_threads *{THREADS_FIELD};"]
     sizes = [
         line
-        for field in _apart(library.passed, library.returned)
+        for name, field in _macros(library.passed, library.returned)
         for line in (
-            f"#define {u}_{field.name.upper()}_SIZE {field.count} /* elements of {field.kind} */",
-            *grid_of(field, u),
+            f"#define {u}_{name}_SIZE {field.count} /* elements of {field.kind} */",
+            *grid_of(field, f"{u}_{name}"),
         )
     ]
     codes = ",\n".join(f"    {u}_{code} = {number}" for code, number in library.codes.items())
@@ -280,16 +280,22 @@ def _struct(fields: Sequence[Field], qualifier: str) -> list[str]:
     return lines
 
 
-def _apart(inputs: Sequence[Field], outputs: Sequence[Field]) -> list[Field]:
-    """Lists fields of both structs; a result that has an argument's name gets another one."""
-    taken = {field.name.upper() for field in inputs}
-    renamed = [
-        dataclasses.replace(field, name=f"OUT_{field.name}")
-        if field.name.upper() in taken
-        else field
-        for field in outputs
-    ]
-    return [*inputs, *renamed]
+def _macros(inputs: Sequence[Field], outputs: Sequence[Field]) -> list[tuple[str, Field]]:
+    """Names the macros of fields of both structs, each differently.
+
+    A result that has an argument's name gets another one, and of x and X the second.
+    """
+    passed = {field.name.upper() for field in inputs}
+    taken: set[str] = set()
+    named = []
+    for field in (*inputs, *outputs):
+        name = field.name.upper()
+        if name in passed and any(field is output for output in outputs):
+            name = f"OUT_{name}"
+        name = identifier(name, taken)
+        taken.add(name)
+        named.append((name, field))
+    return named
 
 
 def _places(library: Library) -> dict[int, str]:
@@ -321,13 +327,7 @@ def _source_of_kernels(library: Library) -> list[str]:
         "#include <float.h>",
         "#include <math.h>",
         "",
-        "/* Products and sums are rounded apart, whatever standard it is compiled by. */",
-        "#if defined(__clang__)",
-        "#pragma STDC FP_CONTRACT OFF",
-        "#elif defined(__GNUC__)",
-        '#pragma GCC optimize("fp-contract=off")',
-        "#endif",
-        "",
+        *render("floats.c", file=f"{library.name}.c").splitlines(),
         "/* Places of the workspace hold numbers of one type now and of another later. */",
         "#if defined(__GNUC__)",
         "#define ANY_TYPE __attribute__((__may_alias__))",

@@ -122,6 +122,7 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
         "main.c",
         name=n,
         NAME=u,
+        floats=render("floats.c", file="main.c").splitlines(),
         parameters=blob,
         buffers=buffers or ["/* the function has no results */"],
         threads=[f"static {n}_threads threads;", ""] if library.threads > 1 else [],
@@ -269,8 +270,9 @@ Arguments are rounded to codes, which have no NaN: a call with NaN in one of the
     if library.kernel_source is not None:
         what, archive = f"C99, {n}.c and {n}.h, no runtime", "file"
         refused += """
-Floats have JAX's bits where products and sums are not fused: the file tells GCC and clang to keep
-them apart, other compilers may need an option.
+Floats have JAX's bits where they are computed as they are written: the file tells GCC and clang to
+do so, under `-ffast-math` too. Where clang can't (off x86) such a build stops and says so; other
+compilers may need an option.
 """
     section = f", in the section `.rodata.{n}_parameters`"
     section = section if library.kernel_source is None else ""
@@ -321,7 +323,8 @@ def cmake(library: Library, tools: targets.CToolchain, machine: str) -> str:
     started = start_flags(machine) if tools.board else ("-static",)
     sources = " ".join([*example_sources(library), *(s for s in started if s.endswith(".c"))])
     # CMake builds in a folder of its own.
-    script = "${CMAKE_CURRENT_SOURCE_DIR}/board.ld"
+    # In quotes that the command is split by: the path may have spaces.
+    script = r"\"${CMAKE_CURRENT_SOURCE_DIR}/board.ld\""
     flags_of = [s.replace("board.ld", script) for s in started if not s.endswith(".c")]
     placed = " ".join(flags_of)
     finding, linked = "", "m"

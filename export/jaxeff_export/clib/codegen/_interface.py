@@ -20,13 +20,70 @@ _REMARKS = {
     "bfloat16": "bits of bfloat16",
 }
 _WORDS = """
-alignas alignof auto bool break case catch char class const constexpr continue default delete do
-double else enum explicit export extern false float for friend goto if inline int long mutable
-namespace new nullptr operator private protected public register restrict return short signed
-sizeof static struct switch template this throw true try typedef typename union unsigned using
-virtual void volatile while
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
+char32_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
+constinit continue decltype default delete do double dynamic_cast else enum explicit export extern
+false float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr
+operator or or_eq private protected public register reinterpret_cast requires restrict return short
+signed sizeof static static_assert static_cast struct switch template this thread_local throw true
+try typedef typeid typename typeof typeof_unqual union unsigned using virtual void volatile wchar_t
+while xor xor_eq
 """
-_KEYWORDS = frozenset(_WORDS.split())  # of C and C++
+_MACROS = """
+BUFSIZ CLOCKS_PER_SEC EOF FILENAME_MAX HUGE_VAL I INFINITY NAN NULL RAND_MAX complex errno far
+i386 imaginary interrupt linux near stderr stdin stdout unix int8_t int16_t int32_t int64_t uint8_t
+uint16_t uint32_t uint64_t size_t uintptr_t
+"""
+_KEYWORDS = frozenset(_WORDS.split()) | frozenset(_MACROS.split())
+"""Of C and C++; what their headers and compilers define, which no field can be called."""
+
+_OWN_FILES = frozenset(("main", "recorded", "startup"))
+_HEADERS = """
+arduino arm_acle assert complex ctype errno fenv float inttypes iso646 limits locale math pthread
+setjmp signal stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string
+strings tgmath threads time uchar unistd wchar wctype
+"""
+_FUNCTIONS = """
+abort abs accept acos acosh alarm asin asinh atan atan2 atanh atexit atof atoi atol bind bsearch
+calloc cbrt ceil clock close connect copysign cos cosh ctime difftime div erase erf erfc exit exp
+exp2 expm1 fabs fclose fdim feof fflush fgets floor fma fmax fmin fmod fopen fork fprintf fputs
+fread free frexp fscanf fseek ftell fwrite gamma getc getchar getenv gets hypot ilogb index isalpha
+isdigit isfinite isinf isnan isnormal isspace jn j0 j1 kill labs ldexp lgamma link listen llabs log
+log10 log1p log2 logb longjmp lrint lround malloc memchr memcmp memcpy memmove memset mktime modf
+nan nearbyint nextafter nice open pause perror pipe poll pow printf putc putchar puts qsort raise
+rand random read realloc recv remainder remove rename rewind rindex rint round scalbn scanf select
+send signbit sin sinh sleep snprintf socket sprintf sqrt srand sscanf stat std strcat strchr strcmp
+strcpy strlen strncpy strstr strtod strtof strtok strtol sync system tan tanh tgamma time truncate
+trunc ungetc unlink usleep vfork vprintf wait write y0 y1 yn
+"""
+MOST_LETTERS = 64
+"""Of a library's name: with what follows it, a file's name has at most 255 everywhere."""
+
+
+def require_name(name: str) -> None:
+    """Refuses a library's name that C, a file or a compiler would take for something else.
+
+    Raises:
+        CLibraryError: It says why, and gives another name.
+    """
+    if len(name) > MOST_LETTERS:
+        raise CLibraryError(
+            f"the name {name[:20]}... has {len(name)} letters, and names of files and in C begin "
+            f"with it: at most {MOST_LETTERS}; give a shorter one, name='net'"
+        )
+    better = identifier(name)
+    reason = ""
+    if better != name:
+        reason = "is no name in C"
+    elif name.lower() in _OWN_FILES:  # some file systems know no capitals
+        reason = f"is the name of a file of the library's own, {name.lower()}.c"
+    elif name.lower() in _HEADERS.split():
+        reason = f"is a header of C's, and its {name}.h would be included in place of it"
+    elif name in _FUNCTIONS.split():
+        reason = "is a name of C's library, which a namespace of C++ can't have"
+    if reason:
+        better = better if better != name else f"{name}_net"
+        raise CLibraryError(f"{name!r} {reason}; give one such as name={better!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +124,11 @@ class Field:
         return f"{self.spec.name}: {self.spec.dtype}, {shape}" + (f", {more}" if more else "")
 
 
-def grid_of(field: Field, prefix: str) -> list[str]:
-    """Defines the numbers that its codes are read by, if it holds codes."""
+def grid_of(field: Field, name: str) -> list[str]:
+    """Defines the numbers that its codes are read by, if it holds codes, in macros of that name."""
     if field.spec.grid is None:
         return []
     step, zero = field.spec.grid
-    name = f"{prefix}_{field.name.upper()}"
     # Nine digits identify a float32.
     return [f"#define {name}_STEP {float(step):.9e}f", f"#define {name}_ZERO {zero}"]
 

@@ -1,0 +1,187 @@
+"""`learner`: a step that learns a network's last layer, adapters or norms in place, on a device.
+
+```python
+import jax
+import jax.numpy as jnp
+import optax
+from jaxeff.adapters import learner
+from jaxeff.compression import Int, calibrate
+from jaxeff.nn import small_classifier
+
+f, params, (x, y) = small_classifier()
+spec = calibrate(f, params, [x], {"*:linear": Int(8)}).spec
+step, codes, state = learner(f, params, x[:1], spec, optimizer=optax.sgd(0.05))
+for one, label in zip(x[:20, None], y[:20, None]):
+    logits, state = jax.jit(step)(codes, one, label, state)        # label -1: nothing is learnt
+```
+
+The body is in whole numbers, as `jaxeff.integer` computes it, and needs no gradient: what learns is
+read behind it, in floating point, with a loss and an optimizer of Optax. `deploy` makes a bundle of
+the step, with ``state=("state",)``; in C the state is a struct of arrays without pointers, so that
+its bytes can be kept and loaded, and the library's `init` is its reset.
+
+Sharp edges:
+    One example a step makes noisy updates: take a small rate, or `optax.MultiSteps`.
+    What learns from new classes alone forgets the old ones: tell it some of those too.
+    Logits are those before the update.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from jaxeff import compression, core, program
+from jaxeff.adapters._lora import LoRA, init_lora, lora
+
+Step = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+
+PARTS = ("head", "norms")
+
+
+def cross_entropies(logits: Float[Array, "batch classes"], y: Int[Array, " batch"]) -> Array:
+    """Computes the cross entropy of each label, `[batch]`."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y)
+
+
+def _part(where: str, value: Any) -> None:
+    """Checks for what learns: a name, or settings of adapters."""
+    (core.one_of(*PARTS) if isinstance(value, str) else core.spec_of(LoRA))(where, value)
+
+
+@core.validate(
+    x=core.input_batch,
+    spec=core.string_mapping,
+    what=_part,
+    loss=core.function_of_form("loss(logits, y)"),
+)
+def learner(
+    f: Callable[..., Any],
+    params: Any,
+    x: Any,
+    spec: Mapping[str, Any] | None = None,
+    *,
+    what: str | Mapping[str, LoRA | None] = "head",
+    optimizer: optax.GradientTransformation | None = None,
+    loss: Callable[[Any, Any], Float[Array, " batch"]] = cross_entropies,
+) -> tuple[Step, Any, dict[str, Any]]:
+    """Makes a step that computes logits, and learns from the labels that are known.
+
+    Args:
+        f: A pure function `f(params, x)` of logits.
+        params: The parameters of `f`.
+        x: Inputs of a step; of data only shapes count.
+        spec: Grids of the body's layers, with ranges, as for `jaxeff.integer`; the body stays in
+            floating point if None. What learns does so in any case.
+        what: "head", the last linear layer; "norms", what layers of normalization scale by and
+            add; or settings `LoRA` by pattern of sites.
+        optimizer: An optimizer of Optax; `optax.sgd(0.01)` if None.
+        loss: The loss of each example, `loss(logits, y)`, `[batch]`.
+
+    Returns:
+        ``step(codes, x, y, state) -> (logits, state)``; the parameters that it takes, in which the
+        learnt ones lack; and the first state, ``{"learnt": arrays by path, "optimizer": ...}``.
+        With no label from 0 on, nothing changes.
+
+    Raises:
+        ValueError: Nothing is there to learn, or a layer in whole numbers lies behind what learns,
+            which has no gradient: both are named.
+    """
+    optimizer = optax.sgd(0.01) if optimizer is None else optimizer
+    if isinstance(what, Mapping):
+        adapters = init_lora(jax.random.key(0), f, params, x, what)
+        adapted, params = lora(f, what), {"adapters": adapters, "frozen": params}
+        g: Callable[..., Any] = lambda p, x: adapted(p["frozen"], p["adapters"], x)  # noqa: E731
+    else:
+        g = f
+    traced = program.trace(g, params, x)
+    sites, names = _learnt(traced, what)
+    if spec is not None:
+        spec = {**spec, **dict.fromkeys(sites)}
+        _check_behind(traced, sites, program.resolve(spec, traced).keys())
+        g = compression.integer(g, spec)
+    leaves, structure = jax.tree.flatten(params)
+    # Leaves of the parameters come before those of the data.
+    weights = enumerate(traced.inputs[: len(leaves)])
+    places = {value.path: i for i, value in weights if value.path in names}
+    learnt = {path: jnp.asarray(leaves[i]) for path, i in places.items()}
+
+    def joined(codes: Any, learnt: Mapping[str, Array]) -> Any:
+        by_place = {places[path]: array for path, array in learnt.items()}
+        if spec is not None:
+            rest = {**codes.rest, **{str(i): array for i, array in by_place.items()}}
+            return dataclasses.replace(codes, rest=rest)
+        filled = [by_place.get(i, codes.get(str(i))) for i in range(len(leaves))]
+        return jax.tree.unflatten(structure, filled)
+
+    def step(codes: Any, x: Any, y: Any, state: Any) -> tuple[Any, Any]:
+        known = y >= 0
+
+        def mean_loss(learnt: Any) -> tuple[Array, Any]:
+            logits = g(joined(codes, learnt), x)
+            losses = jnp.where(known, loss(logits, jnp.where(known, y, 0)), 0)
+            return losses.sum() / jnp.maximum(known.sum(), 1).astype(losses.dtype), logits
+
+        grads, logits = jax.grad(mean_loss, has_aux=True)(state["learnt"])
+        updates, after = optimizer.update(grads, state["optimizer"], state["learnt"])
+        new = {"learnt": optax.apply_updates(state["learnt"], updates), "optimizer": after}
+        return logits, jax.tree.map(lambda a, b: jnp.where(known.any(), a, b), new, state)
+
+    state = {"learnt": learnt, "optimizer": optimizer.init(learnt)}
+    return step, _without(g, params, x, spec is not None, places), state
+
+
+def _without(g: Any, params: Any, x: Any, is_integer: bool, places: Mapping[str, int]) -> Any:
+    """Converts parameters, and leaves out those that the state has."""
+    kept = {str(i) for i in places.values()}
+    if is_integer:
+        codes = g.convert(params, x)
+        rest = {name: leaf for name, leaf in codes.rest.items() if name not in kept}
+        return dataclasses.replace(codes, rest=rest)
+    leaves = jax.tree.leaves(params)
+    return {str(i): leaf for i, leaf in enumerate(leaves) if str(i) not in kept}
+
+
+def _learnt(traced: program.Program, what: str | Mapping[str, Any]) -> tuple[list[str], set[str]]:
+    """Finds the sites of what learns, and the paths of its parameters."""
+    kind = {"head": "linear", "norms": "normalization"}.get(what if isinstance(what, str) else "")
+    if kind is None:
+        names = {v.path for v in traced.inputs if v.path.startswith("adapters/")}
+        sites = [each for each in traced.layers if names & _read(each)]
+        return [each.site for each in sites], names
+    layers = [each for each in traced.layers if each.kind == kind and _read(each)]
+    layers = layers[-1:] if what == "head" else layers
+    if not layers:
+        there = ", ".join(each.site for each in traced.layers if _read(each))
+        raise ValueError(
+            f"learner: what={what!r} is no layer here; layers with parameters are {there}: give "
+            'what={"a site": LoRA(4)}, or another of ' + ", ".join(PARTS)
+        )
+    return [each.site for each in layers], {path for each in layers for path in _read(each)}
+
+
+def _read(layer: program.Layer) -> set[str]:
+    return {value.path for value in layer.inputs if value.is_weight and value.path}
+
+
+def _check_behind(traced: program.Program, learnt: Sequence[str], coded: Any) -> None:
+    """Checks that no layer in whole numbers depends on what learns."""
+    reached: dict[Any, str] = {}
+    for layer in traced.layers:
+        origin = next((reached[v] for v in layer.inputs if v in reached), None)
+        inside = [each.site for body in layer.programs for each in body.sites]
+        names = [site for site in (layer.site, *inside) if site in coded]
+        if origin is not None and names:
+            raise ValueError(
+                f"learner: {origin} learns, and {names[0]} behind it is in whole numbers, which "
+                f"have no gradient: leave {names[0]} in floating point by None in the spec, or let "
+                "what lies behind it learn"
+            )
+        if layer.site in learnt:
+            origin = layer.site
+        if origin is not None:
+            reached.update(dict.fromkeys(layer.outputs, origin))

@@ -1,0 +1,307 @@
+"""`monitor`: a pure step that predicts, and keeps watch over inputs, sets and drift.
+
+```python
+import jax
+from jaxeff.nn import small_classifier
+from jaxeff.uncertainty import APS, Monitoring, conformalize, monitor, msp
+
+f, params, (x, y) = small_classifier()
+calibration = conformalize(f(params, x[:64]), y[:64], APS(), 0.8)
+watch = Monitoring(coverage=0.8)
+step, state = monitor(jax.random.key(0), f, params, x[64:128], calibration, msp, watch)
+for one, label in zip(x[128:140, None], y[128:140, None]):
+    seen, state = jax.jit(step)(params, one, label, state)      # label -1: not known
+print(seen.unknown_rate, seen.coverage, seen.evidence, seen.alarm)
+```
+
+The state is some thirty numbers, whatever the network: counts of held-out and later scores in a few
+bins, running means, and the evidence of drift. It scans, vmaps over streams, deploys with
+``state=("state",)``, and goes into C.
+
+The alarm needs no labels. Scores of the inputs fall into bins, of which a bin's p-value is taken
+among all that came before, held-out ones included; so p-values are exact, and the alarm's rate is
+as stated, for any network and any score, with as few held-out inputs as there are. Half of those
+make the bins and the other half the counts: bins of the same ones would favour them. The martingale
+and its papers are in `exchangeability`.
+
+Sharp edges:
+    Inputs that depend on each other, such as overlapping windows of one sound, are not exchangeable
+    though nothing drifts: give each event once, or every tenth window.
+    A drift becomes the new normal: bins count what comes. Shiryaev-Roberts goes on to alarm until
+    then; begin anew with the first state, or with held-out inputs of the new kind.
+    Rates of alarms are of all draws of the key. Streams with one key, such as devices that run the
+    same program, have their false alarms together: give each its own ``state.key``, two random
+    words.
+    What drifts in no score isn't seen. A score may be of anything: a variance, a distance, a norm.
+    From 16 million inputs on, counts in float32 stand still.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+
+from jaxeff import core
+from jaxeff.uncertainty import _conformal, _martingale, _selective
+
+Share = Annotated[float, core.Number(above=0, below=1)]
+
+
+@core.register_setting
+class Monitoring(core.Setting):
+    """How a stream is watched.
+
+    Attributes:
+        coverage: How often sets are to hold the truth.
+        rate: What the sets' threshold moves by at the most, as of `online_conformal`; 0: it stays.
+        delay: Labels of a step are of the inputs so many steps before.
+        batch_size: Inputs of a step.
+        unknown: Share of held-out inputs that count as unknown.
+        window: Number of latest inputs that running means are of, about.
+        false_alarms: The alarm's rate without drift: of "ville" the probability that a stream ever
+            has one; of "shiryaev_roberts" one over the mean number of inputs before the next.
+        procedure: "ville": one alarm, that stays. "shiryaev_roberts": begins anew behind an alarm,
+            and is as quick after a year as on the first day.
+        bins: Number of bins of scores.
+    """
+
+    coverage: Share = core.static(0.9)
+    rate: core.NonNegative = core.static(0.0)
+    delay: Annotated[int, core.Count(0)] = core.static(0)
+    batch_size: Annotated[int, core.Count(1)] = core.static(1)
+    unknown: Share = core.static(0.05)
+    window: Annotated[int, core.Count(1)] = core.static(100)
+    false_alarms: Share = core.static(0.01)
+    procedure: Annotated[str, core.Choice("ville", "shiryaev_roberts")] = core.static("ville")
+    bins: Annotated[int, core.Count(2)] = core.static(16)
+
+
+class MonitorState(NamedTuple):
+    """What a monitor keeps between steps.
+
+    Attributes:
+        threshold: The largest score inside of sets.
+        unknown_rate: Running share of unknown inputs.
+        coverage: Running share of sets that held the truth, of those whose truth came.
+        known: Number of truths that came.
+        counts: Held-out and later scores in each bin, `[bins]`.
+        capital: The test martingale.
+        alarm: Whether drift was found.
+        key: Words of a random key, for ties of p-values.
+        regions: Sets whose truth is awaited, with an axis of `delay` before the batch's.
+    """
+
+    threshold: Float[Array, ""]
+    unknown_rate: Float[Array, ""]
+    coverage: Float[Array, ""]
+    known: Float[Array, ""]
+    counts: Float[Array, " bins"]
+    capital: _martingale.Capital
+    alarm: Bool[Array, ""]
+    key: UInt32[Array, " words"]
+    regions: Any
+
+
+class Reading(NamedTuple):
+    """What a step tells.
+
+    Attributes:
+        outputs: What the function returned.
+        region: The conformal sets, as of `conformal`.
+        unknown: A mask of the inputs that score higher than nearly all held-out ones, `[batch]`.
+        unknown_rate: Running share of those.
+        coverage: Running share of sets that held the truth.
+        evidence: The evidence of drift, its most in the batch; the alarm is where it reaches
+            ``1 / false_alarms``.
+        alarm: Whether drift was found.
+    """
+
+    outputs: Any
+    region: Any
+    unknown: Bool[Array, " batch"]
+    unknown_rate: Float[Array, ""]
+    coverage: Float[Array, ""]
+    evidence: Float[Array, ""]
+    alarm: Bool[Array, ""]
+
+
+Step = Callable[[Any, Any, Any, MonitorState], tuple[Reading, MonitorState]]
+
+
+@core.validate(
+    f=core.function_of_form("f(params, x)"),
+    x=core.input_batch,
+    calibration=core.instance_of(_conformal.ConformalCalibration),
+    score=core.function_of_form("score(outputs)"),
+    spec=core.instance_of(Monitoring),
+)
+def monitor(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    x: Any,
+    calibration: _conformal.ConformalCalibration,
+    score: Callable[[Any], Float[Array, " batch"]],
+    spec: Monitoring | None = None,
+) -> tuple[Step, MonitorState]:
+    """Makes a step that predicts and watches: the unknown, coverage, and drift.
+
+    With evidence ``A_n = (A_{n-1} + w_n) e_n`` of bets e_n on conformal p-values, a stream without
+    drift ever alarms with a probability of at most `false_alarms` (``w_n = 1 / (n (n + 1))``;
+    Ville's inequality), or after at least ``1 / false_alarms`` inputs in the mean (``w_n = 1``;
+    Shiryaev and Roberts). `exchangeability` has the bets and papers.
+
+    With a `rate` the threshold follows the truth as in `online_conformal`. With a delay of d steps
+    of b inputs each, the share outside differs from what was asked by at most ``(high - low +
+    (d + 1) b rate) / (rate n)`` after n truths, for scores between `low` and `high`: up to (d + 1)
+    b moves are under way when the threshold leaves their range.
+
+    Args:
+        key: A random key, for ties of p-values; another one for each device.
+        f: ``f(params, x)``, such as ``jaxeff.moments(f)``.
+        params: Parameters of the function.
+        x: Held-out inputs, of the kind that is normal.
+        calibration: From `conformalize`: the sets' method, and their threshold to begin with.
+        score: A function of outputs that says how unknown each input is, `[batch]`; higher is less
+            known.
+        spec: Rates, delay, and the alarm's procedure; `Monitoring()` if None.
+
+    Returns:
+        ``step(params, x, targets, state) -> (Reading, state)``, and the first state. Targets
+        ``[batch]`` are of the inputs `delay` steps before, -1 (of numbers: NaN) where the truth
+        isn't known, as in the first `delay` steps. Scores that aren't numbers count as unknown.
+
+    Raises:
+        ValueError: There are thresholds of groups or classes, or fewer than two held-out inputs.
+    """
+    spec = Monitoring() if spec is None else spec
+    if jnp.ndim(calibration.threshold):
+        raise ValueError(
+            "monitor: calibration must have one threshold, not one for each group or class"
+        )
+    outputs = jax.jit(f)(params, x)
+    held = jnp.asarray(score(outputs), jnp.float32)
+    if held.ndim != 1 or len(held) < 2:
+        raise ValueError(
+            "monitor: score(outputs) must be a vector of a number for each of at least two "
+            f"held-out inputs x, but its shape is {held.shape}"
+        )
+    if core.is_concrete(held) and bool(jnp.isnan(held).any()):
+        raise ValueError("monitor: x gives scores that aren't numbers: leave those inputs out")
+    limit = _selective.coverage_threshold(held, 1 - spec.unknown)
+    edges = jnp.quantile(held[::2], jnp.arange(1, spec.bins) / spec.bins).astype(jnp.float32)
+    counts = jnp.bincount(_bins(held[1::2], edges), length=spec.bins).astype(jnp.float32)
+    method = calibration.method
+
+    def step(params: Any, x: Any, targets: Any, state: MonitorState) -> tuple[Reading, Any]:
+        outputs = f(params, x)
+        scores = score(outputs)
+        region = method.region(outputs, state.threshold)
+        state, due = _queued(state, region)
+        state = _told(spec, method, state, due, targets)
+        unknown = ~(scores <= limit)  # where a score is no number, too
+        state, evidence = _watched(spec, state, _bins(scores, edges), unknown)
+        told = state.unknown_rate, state.coverage, evidence, state.alarm
+        return Reading(outputs, region, unknown, *told), state
+
+    words = jax.random.bits(key, (2,), jnp.uint32)
+    return step, _first_state(spec, calibration, counts, words, outputs)
+
+
+def _first_state(
+    spec: Monitoring,
+    calibration: _conformal.ConformalCalibration,
+    counts: Array,
+    words: Array,
+    outputs: Any,
+) -> MonitorState:
+    def queue(outputs: Any) -> Any:
+        region = calibration.method.region(outputs, jnp.float32(0))
+        rows = jax.tree.map(lambda r: r[jnp.zeros(spec.batch_size, int)], region)
+        return jax.tree.map(lambda r: jnp.zeros((spec.delay, *r.shape), r.dtype), rows)
+
+    zero = jnp.zeros((), jnp.float32)
+    return MonitorState(
+        threshold=jnp.asarray(calibration.threshold, jnp.float32),
+        unknown_rate=zero,
+        coverage=jnp.asarray(spec.coverage, jnp.float32),
+        known=zero,
+        counts=counts,
+        capital=_martingale.no_capital(),
+        alarm=jnp.zeros((), bool),
+        key=words,
+        regions=queue(outputs) if spec.delay else (),
+    )
+
+
+def _bins(scores: Array, edges: Array) -> Array:
+    """Counts the edges below each score; one that is no number is above all."""
+    return (~(scores[:, None] <= edges[None])).sum(-1)
+
+
+def _queued(state: MonitorState, region: Any) -> tuple[MonitorState, Any]:
+    """Puts sets at the end of the queue, and returns those whose truth may come now."""
+    if not jax.tree.leaves(state.regions):
+        return state, region
+    due = jax.tree.map(lambda q: q[0], state.regions)
+    later = jax.tree.map(lambda q, new: jnp.concatenate([q[1:], new[None]]), state.regions, region)
+    return state._replace(regions=later), due
+
+
+def _told(
+    spec: Monitoring,
+    method: _conformal.ConformalMethod,
+    state: MonitorState,
+    due: Any,
+    targets: Any,
+) -> MonitorState:
+    """Takes what came to be known into the running coverage and the threshold."""
+    known, inside = _conformal.known_hits(method, due, targets)
+
+    def one(before: tuple[Array, Array], at: tuple[Array, Array]) -> tuple[Any, None]:
+        (coverage, count), (is_known, hit) = before, at
+        count = count + is_known
+        weight = is_known / jnp.maximum(jnp.minimum(count, spec.window), 1)
+        return (coverage + (hit - coverage) * weight, count), None
+
+    told = jnp.asarray(known, jnp.float32), jnp.asarray(inside, jnp.float32)
+    start = state.coverage, state.known
+    (coverage, count), _ = jax.lax.scan(one, start, told, unroll=len(inside) == 1)
+    moves = jnp.where(known, spec.coverage - told[1], 0).sum()
+    threshold = state.threshold + spec.rate * moves if spec.rate else state.threshold
+    return state._replace(coverage=coverage, known=count, threshold=threshold)
+
+
+def _watched(
+    spec: Monitoring, state: MonitorState, bins: Array, unknown: Array
+) -> tuple[MonitorState, Array]:
+    """Bets on the bins of new scores, one after the other."""
+    renewed = spec.procedure == "shiryaev_roberts"
+    next_key, drawn = jax.random.split(jax.random.wrap_key_data(state.key, impl="threefry2x32"))
+    draws = jax.random.uniform(drawn, bins.shape, jnp.float32)
+    places = jnp.arange(spec.bins)
+
+    def one(before: tuple[Any, ...], at: tuple[Array, ...]) -> tuple[Any, Array]:
+        (counts, capital, alarm, rate), (place, u, is_unknown) = before, at
+        higher = jnp.where(places > place, counts, 0).sum()
+        counts = counts + (places == place).astype(jnp.float32)
+        equal = jnp.where(places == place, counts, 0).sum()
+        p_value = (higher + u * equal) / counts.sum()
+        capital, evidence = _martingale.bet(capital, p_value, renewed=renewed)
+        is_drift = evidence >= 1 / spec.false_alarms
+        rate = rate + (is_unknown - rate) / jnp.minimum(capital.seen, spec.window)
+        if renewed:
+            anew = _martingale.no_capital()._replace(seen=capital.seen)
+            capital = jax.tree.map(lambda a, b: jnp.where(is_drift, a, b), anew, capital)
+        return (counts, capital, alarm | is_drift, rate), evidence
+
+    # An alarm of Shiryaev and Roberts is of this step, one of Ville's inequality stays.
+    alarm = jnp.zeros((), bool) if renewed else state.alarm
+    start = state.counts, state.capital, alarm, state.unknown_rate
+    each = bins, draws, unknown.astype(jnp.float32)
+    kept, evidence = jax.lax.scan(one, start, each, unroll=len(bins) == 1)
+    counts, capital, alarm, rate = kept
+    after = state._replace(counts=counts, capital=capital, alarm=alarm, unknown_rate=rate)
+    return after._replace(key=jax.random.key_data(next_key)), evidence.max()
