@@ -16,9 +16,9 @@ in ten of them aren't within .5 to 2. A row is
 How many there are depends on the bounds, so they are counted for two others too: the median alone,
 and nine in ten within 2/3 to 3/2, which is what variances of thirty draws keep.
 
-A warning is of a structure, and an untrained network may have it at no harm. `moments_check` sees
-weights. It is asked wherever a warning was given, and is right if it says of the variances what it
-would say of ratios to these draws.
+`moments` is called as a user calls it, outside of `jit`, where it compares what it would warn of
+with 100 draws. `moments_check` says more. It is asked wherever a warning was given, and is right if
+it says of the variances what it would say of ratios to these draws.
 """
 
 import math
@@ -86,7 +86,7 @@ def rows(run: h.Run[Settings], task: tuple[str, float]) -> Iterable[h.Row]:
         warnings.simplefilter("always")
         try:
             propagated, sampled, errors = cells.variances(
-                s, run.settings.draws, spread(s.params, noise)
+                s, run.settings.draws, spread(s.params, noise), jit=False
             )
         except MomentsError as refusal:
             yield row | {"status": "refused", "words": without_folders(str(refusal))}
@@ -189,6 +189,7 @@ STUDY = h.Study(
         h.Listing("what is said", ("network", "noise", "words"), h.every),
     ),
     differences=("Networks are untrained.",),
+    version=2,
 )  # fmt: skip
 
 if __name__ == "__main__":

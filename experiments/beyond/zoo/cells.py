@@ -93,15 +93,17 @@ def _posterior(s: Subject) -> Any:
 
 
 def variances(
-    s: Subject, draws: int, noise: Any = None, **settings: Any
+    s: Subject, draws: int, noise: Any = None, jit: bool = True, **settings: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Variances of the moment pass, those of draws, and their relative standard errors.
 
     What is random to neither, such as slots of a cache that are passed on, is left out. `noise` are
-    the variances of the parameters, if not those of a share of each.
+    the variances of the parameters, if not those of a share of each. Outside of `jit` the pass
+    looks at draws of its own before it warns.
     """
     posterior = _posterior(s) if noise is None else jax.tree.map(Gaussian, s.params, noise)
-    propagated = jax.jit(jaxeff.moments(s.f, **settings))(posterior, *s.args)
+    moments = jaxeff.moments(s.f, **settings)
+    propagated = (jax.jit(moments) if jit else moments)(posterior, *s.args)
 
     flat, tree = ravel_pytree(s.params)
     deviation = jnp.sqrt(
