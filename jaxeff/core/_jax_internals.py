@@ -62,12 +62,14 @@ __all__ = [
     "counter_words",
     "dce_jaxpr",
     "derivatives",
+    "equations",
     "eval_jaxpr",
     "export_composite",
     "export_composite_p",
     "is_key",
     "is_transposed",
     "jaxpr_as_fun",
+    "nested_equations",
     "newer_primitives",
     "numbers_by_place",
     "primitives",
@@ -272,12 +274,25 @@ def sub_jaxprs(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     return jaxprs
 
 
+def equations(jaxpr: Jaxpr | ClosedJaxpr) -> Sequence[JaxprEqn]:
+    """Lists the equations of a jaxpr, each after those whose results it reads.
+
+    A call, a loop or a branch is one equation; `sub_jaxprs` has the jaxprs in it.
+    """
+    return jaxpr.eqns
+
+
+def nested_equations(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[JaxprEqn]:
+    """Yields the equations of a jaxpr at any depth, one that holds others before them."""
+    for eqn in equations(jaxpr):
+        yield eqn
+        for sub in sub_jaxprs(eqn):
+            yield from nested_equations(sub)
+
+
 def primitives_in(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[Any]:
     """Yields the primitives of a jaxpr at any depth."""
-    for eqn in jaxpr.eqns:
-        yield eqn.primitive
-        for sub in sub_jaxprs(eqn):
-            yield from primitives_in(sub)
+    return (eqn.primitive for eqn in nested_equations(jaxpr))
 
 
 def call_name(eqn: JaxprEqn) -> str:
@@ -464,7 +479,7 @@ def _windows_of_codes(jaxpr: Any) -> dict[Var, tuple[Var, Var]]:
     """
     narrow: dict[Any, Var] = {}
     convolutions = {}
-    for equation in jaxpr.jaxpr.eqns:
+    for equation in equations(jaxpr):
         (result, *_) = equation.outvars
         if equation.primitive is primitives.convert_element_type_p:
             (operand,) = equation.invars
@@ -485,7 +500,7 @@ def _by_floats(jaxpr: Any, codes: Mapping[Var, tuple[Var, Var]], *operands: Any)
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, Literal) else values[atom]
 
-    for equation in jaxpr.jaxpr.eqns:
+    for equation in equations(jaxpr):
         if equation.outvars[0] in codes:
             x, w = map(read, codes[equation.outvars[0]])
             results = [_exact_windows(x, w, equation.params)]

@@ -201,12 +201,12 @@ def rewritten(
             return rewritten(value, primitives, rewrite)
         return tuple(map(inside, value)) if type(value) is tuple else value
 
-    def equations() -> Iterator[JaxprEqn]:
-        for eqn in jaxpr.eqns:
+    def changed() -> Iterator[JaxprEqn]:
+        for eqn in _compat.equations(jaxpr):
             eqn = eqn.replace(params={name: inside(value) for name, value in eqn.params.items()})
             yield from rewrite(eqn) if eqn.primitive in primitives else (eqn,)
 
-    return jaxpr.replace(eqns=[*equations()])
+    return jaxpr.replace(eqns=[*changed()])
 
 
 def _expanded(eqn: JaxprEqn) -> list[JaxprEqn]:
@@ -227,7 +227,7 @@ def _expanded(eqn: JaxprEqn) -> list[JaxprEqn]:
             source_info=eqn.source_info,
             ctx=eqn.ctx,
         )
-        for part in inner.eqns
+        for part in _compat.equations(inner)
     ]
 
 

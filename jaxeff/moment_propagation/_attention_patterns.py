@@ -556,6 +556,6 @@ def _reading(layer: Layer, split: Mapping[Value, Value]) -> Layer:
 def _traced(f: Callable[..., Any], operands: Sequence[Any]) -> Node:
     """Returns the one equation that a function is, of values and numbers."""
     closed, _ = make_jaxpr(f)(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands))
-    (eqn,) = closed.eqns
+    (eqn,) = _compat.equations(closed)
     role = functools.reduce(operator.or_, (v.role for v in operands if isinstance(v, Value)))
     return Node(eqn, tuple(operands), tuple(Value(v.aval, role) for v in eqn.outvars))

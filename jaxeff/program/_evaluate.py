@@ -137,10 +137,10 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import PRNGKeyArray
 
-from jaxeff.core import Literal
+from jaxeff.core import ClosedJaxpr, Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import _control_flow as control
-from jaxeff.program.ir import SPREAD_TAG, Layer, Node, Program, form_of, inside
+from jaxeff.program.ir import SPREAD_TAG, Layer, Node, Program, form_of, inlined
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import argument_leaves, mark, trace
 
@@ -345,25 +345,24 @@ def chosen(values: Any, method: str) -> Any:
     from jaxeff.program import chosen, methods_chosen
 
     program = jax.make_jaxpr(lambda x: chosen(2 * x, "linear"))(jnp.ones(3))
-    assert methods_chosen(program.eqns) == {"linear"}
+    assert methods_chosen(program) == {"linear"}
     ```
     """
     return jax.tree.map(lambda x: _tagged(x, CHOSEN_TAG + method), values)
 
 
-def methods_chosen(eqns: Iterable[Any]) -> set[str]:
-    """Finds the methods that were chosen in a program's equations, calls' included.
+def methods_chosen(closed: ClosedJaxpr) -> set[str]:
+    """Finds the methods that were chosen in a jaxpr, in its calls too.
 
     ```python
     import jax
     import jax.numpy as jnp
     from jaxeff.program import methods_chosen
 
-    assert not methods_chosen(jax.make_jaxpr(jnp.sin)(jnp.ones(3)).eqns)
+    assert not methods_chosen(jax.make_jaxpr(jnp.sin)(jnp.ones(3)))
     ```
     """
-    inner = (one for eqn in eqns for one in inside(eqn) if one.primitive is prim.NAME)
-    names = {one.params["name"] for one in inner}
+    names = {eqn.params["name"] for eqn in inlined(closed) if eqn.primitive is prim.NAME}
     return {n.removeprefix(CHOSEN_TAG) for n in names if n.startswith(CHOSEN_TAG)}
 
 

@@ -47,7 +47,7 @@ from jaxtyping import Array
 from jaxeff import core
 from jaxeff.core import jax_internals as _compat
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import Along, OperationFamily, Relation, Signature, Window, signature
+from jaxeff.program.ir import Along, OperationFamily, Relation, Signature, Window, signature, walk
 from jaxeff.program.ir import primitives as prim
 
 
@@ -353,7 +353,7 @@ def streaming(
         traced, shape = core.make_jaxpr(f)(params, window_spec)
         windows = Windows(state)
         leaves = [*jax.tree.leaves(params), StreamedValue(frames, axis, length, hop)]
-        outputs = _evaluate(traced.jaxpr, traced.consts, leaves, windows)
+        outputs = _evaluate(traced, leaves, windows)
         if any(isinstance(y, StreamedValue) for y in outputs):
             raise StreamError(
                 "streaming: a result has an axis of time still; reduce over it, or return the "
@@ -379,20 +379,8 @@ def streaming(
     return step, begun
 
 
-def _evaluate(
-    jaxpr: Any, consts: Sequence[Any], values: Sequence[Value], windows: Windows
-) -> list[Value]:
-    known: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
-    known |= dict(zip(jaxpr.invars, values, strict=True))
-
-    def read(atom: Any) -> Value:
-        return atom.val if isinstance(atom, core.Literal) else known[atom]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(atom) for atom in eqn.invars]
-        results = _equation(eqn, operands, windows)
-        known |= dict(zip(eqn.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+def _evaluate(closed: core.ClosedJaxpr, values: Sequence[Value], windows: Windows) -> list[Value]:
+    return walk(closed, values, lambda eqn, inputs: _equation(eqn, inputs, windows))
 
 
 def _equation(eqn: Any, inputs: Sequence[Value], windows: Windows) -> Sequence[Value]:
@@ -400,7 +388,7 @@ def _equation(eqn: Any, inputs: Sequence[Value], windows: Windows) -> Sequence[V
     if eqn.primitive is core.export_composite_p and str(eqn.params["operator"]).startswith(INTEGER):
         return _composite(eqn, inputs, windows)
     if inner is not None:
-        return _evaluate(inner.jaxpr, inner.consts, inputs, windows)
+        return _evaluate(inner, inputs, windows)
     if any(isinstance(v, WholeWindow) for v in inputs):
         return whole_window(eqn, inputs, windows)
     if any(isinstance(v, StreamedValue) for v in inputs):
@@ -429,13 +417,13 @@ def _composite(eqn: Any, inputs: Sequence[Value], windows: Windows) -> Sequence[
     def run(of: Windows, arrays: Sequence[Any]) -> list[Value]:
         pairs = zip(inputs, arrays, strict=True)
         put = [v.like(array) if isinstance(v, StreamedValue) else array for v, array in pairs]
-        return _evaluate(inner.jaxpr, inner.consts, put, of)
+        return _evaluate(inner, put, of)
 
     asked = Asked(windows.begun)
     operands = list(map(array_of, inputs))
     jax.eval_shape(lambda *arrays: [array_of(y) for y in run(asked, arrays)], *operands)
     if len(asked.asked) > 1 or (asked.asked and streams[0] is not inputs[0]):
-        return _evaluate(inner.jaxpr, inner.consts, inputs, windows)
+        return _evaluate(inner, inputs, windows)
     if asked.asked:
         operands[0] = windows.extended(streams[0], asked.asked[0])
 

@@ -384,7 +384,7 @@ class Gating(Emission):
         # A call has labels of its own for each place it is called from, but no other equation.
         return any(
             self._sums_inside(e, inside) or bool(self._summed(e, e.invars, inside))
-            for e in _compat.sub_jaxprs(eqn)[0].jaxpr.eqns
+            for e in _compat.equations(_compat.sub_jaxprs(eqn)[0])
         )
 
 

@@ -142,7 +142,7 @@ class _ProgramHasher:
             )
 
         parts = [bound([*jaxpr.constvars, *jaxpr.invars])]
-        for eqn in jaxpr.eqns:
+        for eqn in jax_internals.equations(jaxpr):
             settings = {k: v for k, v in eqn.params.items() if k not in _OF_NO_MATTER}
             operands = " ".join(map(read, eqn.invars))
             text = f"{eqn.primitive.name} {operands} {self._setting(settings)}"

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from .modules import Module, circles, dependencies
 Modules = dict[str, Module]
 VAGUE = {"found", "made", "own", "whole", "given"}
 """Words that say how something came about, not what it is."""
+_DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 LARGEST = 18
 """Modules that a package holds at most: as many as one reads through in search of one."""
 
@@ -100,6 +101,89 @@ def _longer_than(most: int, modules: Modules) -> list[str]:
         f"{Path(found['filename']).name}:{found['location']['row']}: {found['message']}"
         for found in json.loads(run.stdout)
     ]
+
+
+def functions_of_many_lines(modules: Modules) -> list[str]:
+    """Functions of more than 60 lines, docstrings included."""
+    return [
+        f"{module.name}:{node.lineno}: {node.name}, {_lines_of(node)}"
+        for module, node in _functions(modules)
+        if _lines_of(node) > 60
+    ]
+
+
+def functions_of_many_parameters(modules: Modules) -> list[str]:
+    """Functions of more than seven parameters, `self` aside, without a reason above them.
+
+    A reason is a comment above the first decorator that begins with the number of parameters, as
+    in `# 8 parameters: ...`.
+    """
+    places = []
+    for module, node in _functions(modules):
+        names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        names = [name for name in names if name not in ("self", "cls")]
+        if len(names) > 7 and not _has_reason(module, node, f"# {len(names)} parameters: "):
+            places.append(f"{module.name}:{node.lineno}: {node.name}, {len(names)}")
+    return places
+
+
+def _functions(modules: Modules) -> Iterator[tuple[Module, ast.FunctionDef]]:
+    for module in modules.values():
+        nodes = ast.walk(module.tree)
+        yield from ((module, node) for node in nodes if isinstance(node, ast.FunctionDef))
+
+
+def _lines_of(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _has_reason(module: Module, node: ast.FunctionDef, beginning: str) -> bool:
+    lines = module.text.splitlines()
+    line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 2
+    while line >= 0 and lines[line].lstrip().startswith("#"):
+        if lines[line].lstrip().startswith(beginning):
+            return True
+        line -= 1
+    return False
+
+
+def long_module_docstrings(modules: Modules) -> list[str]:
+    """Modules whose docstring has more than 25 lines."""
+    return [
+        f"{module.name}: {_lines_of(module.tree.body[0])}"
+        for module in modules.values()
+        if ast.get_docstring(module.tree) and _lines_of(module.tree.body[0]) > 25
+    ]
+
+
+def readers_of_equations(modules: Modules) -> list[str]:
+    """Modules that read a jaxpr's list of equations, where `equations` and `walk` are for that."""
+    return [
+        module.name
+        for module in modules.values()
+        if any(isinstance(n, ast.Attribute) and n.attr == "eqns" for n in ast.walk(module.tree))
+    ]
+
+
+def late_typing_imports(modules: Modules) -> list[str]:
+    """Imports for type checkers below a module's first function or class."""
+    places = []
+    for module in modules.values():
+        code = (i for i, n in enumerate(module.tree.body) if isinstance(n, _DEFINITIONS))
+        for node in module.tree.body[next(code, len(module.tree.body)) :]:
+            if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+                places.append(f"{module.name}:{node.lineno}")
+    return places
+
+
+def common_private_names(modules: Modules) -> list[str]:
+    """Private functions and classes whose name more than five modules have: a search finds none."""
+    places: dict[str, set[str]] = {}
+    for module in modules.values():
+        for node in module.tree.body:
+            if isinstance(node, _DEFINITIONS) and re.match("_[a-z]", node.name):
+                places.setdefault(node.name, set()).add(module.name)
+    return [f"{name}: {len(names)}" for name, names in places.items() if len(names) > 5]
 
 
 def absent_references(modules: Modules) -> list[str]:
@@ -211,6 +295,12 @@ COUNTS: dict[str, Callable[[Modules], list[str]]] = {
     "packages with too many modules": crowded_packages,
     "functions of more than 60 statements": long_functions,
     "functions of more than 40 statements": longish_functions,
+    "functions of more than 60 lines": functions_of_many_lines,
+    "functions of more than 7 parameters without a reason": functions_of_many_parameters,
+    "module docstrings of more than 25 lines": long_module_docstrings,
+    "modules that read a list of equations": readers_of_equations,
+    "imports for type checkers in the middle of a module": late_typing_imports,
+    "private names of more than five modules": common_private_names,
     "references into an absent text": absent_references,
     "docs of an argument without a noun": vague_arguments,
     "classes that share a name": shared_class_names,

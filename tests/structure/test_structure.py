@@ -74,6 +74,21 @@ FAULTS = {
     "packages with too many modules": {f"p/_m{i}.py": "" for i in range(19)},
     "functions of more than 60 statements": {"p/_x.py": "def f():\n" + "    x = 1\n" * 61},
     "functions of more than 40 statements": {"p/_x.py": "def f():\n" + "    x = 1\n" * 41},
+    "functions of more than 60 lines": {"p/_x.py": "def f():\n" + "    # x\n" * 59 + "    x = 1"},
+    "functions of more than 7 parameters without a reason": {
+        "p/_x.py": "# 8 parameters: for this\n@a\ndef f(a, b, c, d, e, *, f, g, h): ...\n\n\n"
+        "# 7 parameters: wrong\ndef g(a, b, c, d, e, *, f, g, h): ..."
+    },
+    "module docstrings of more than 25 lines": {"p/_x.py": '"""A.' + "\n" * 25 + '"""'},
+    "modules that read a list of equations": {"p/_x.py": "jaxpr.eqns\njaxpr.eqns"},
+    "imports for type checkers in the middle of a module": {
+        "p/_x.py": "if TYPE_CHECKING:\n    import a\n\ndef f(): ...\n"
+        "if TYPE_CHECKING:\n    import b"
+    },
+    "private names of more than five modules": {
+        **{f"p/_m{i}.py": "def _read(): ..." for i in range(6)},
+        "p/_x.py": "def _same(): ...",
+    },
     "references into an absent text": {"p/_x.py": "# see T123" + "4"},
     "docs of an argument without a noun": {"p/_x.py": "    x: Of a kind."},
     "classes that share a name": {"p/_x.py": "class A: ...", "p/_y.py": "class A: ..."},

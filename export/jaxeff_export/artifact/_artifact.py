@@ -466,7 +466,7 @@ def export_traced(
     def lowered(arguments: Sequence[Any]) -> TracedExport:
         leaves, inputs = signature.flatten_named(arguments, names)
         traced = jitted.trace(*leaves)
-        if "linear" in methods_chosen(traced.jaxpr.jaxpr.eqns):
+        if "linear" in methods_chosen(traced.jaxpr):
             warnings.warn(_CHOSEN, MomentsWarning, stacklevel=4)
         result = jax.tree.unflatten(structures[-1], traced.out_info)
         _, outputs = signature.flatten_named([result], ["result"])

@@ -21,7 +21,10 @@ from jaxeff_export.cli._terminal import (
 from jaxeff_export.schedules import TuningError
 
 if TYPE_CHECKING:
+    from jaxeff_export.artifact import TensorSpec
     from jaxeff_export.bundle import Bundle
+
+    _Groups = Sequence[tuple[str, Sequence[TensorSpec]]]
 
 
 def compile_bundle(
@@ -192,12 +195,6 @@ def c(
                 rows.add_row(step.kernel, *sizes_of, held)
             console.print(rows, markup=False)
         console.print(f"{library.folder}: README.md says how its example is built", markup=False)
-
-
-if TYPE_CHECKING:
-    from jaxeff_export.artifact import TensorSpec
-
-    _Groups = Sequence[tuple[str, Sequence[TensorSpec]]]
 
 
 def inspect(

@@ -31,6 +31,7 @@ from jaxeff_export.targets import (
 if TYPE_CHECKING:
     from jaxeff_export.bundle import BoardResult, Bundle
     from jaxeff_export.bundle.files import SelfCheck
+    from jaxeff_export.bundle.running import Timing
     from jaxeff_export.cli._continuation import TextCodec
 
 
@@ -111,10 +112,6 @@ def _announce_check(outcome: BoardResult[SelfCheck]) -> None:
     else:
         terminal.console.print(str(outcome.result), markup=False)
 
-
-if TYPE_CHECKING:
-    from jaxeff_export.bundle import BoardResult
-    from jaxeff_export.bundle.running import Timing
 
 _BAR = 24  # characters of a whole
 

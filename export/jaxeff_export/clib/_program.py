@@ -26,6 +26,9 @@ from jaxeff_export.clib._objects import CLibraryError
 from jaxeff_export.compiler import tiles_of
 from jaxeff_export.compiler.tir import called_kernel
 
+if TYPE_CHECKING:
+    from jaxeff_export.clib._kernels import CKernel
+
 
 @dataclasses.dataclass(frozen=True)
 class KernelCall:
@@ -262,11 +265,6 @@ class _ArrayNumbering:
         bits = tvm.DataType(str(kind.dtype)).bits
         self._sizes.append(math.prod(int(n) for n in shape) * -(-int(bits) // 8))
         return len(self._sizes) - 1
-
-
-if TYPE_CHECKING:
-    from jaxeff_export.clib._kernels import CKernel
-    from jaxeff_export.clib._program import KernelProgram
 
 
 ALIGNMENT = 16

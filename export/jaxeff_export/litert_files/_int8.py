@@ -133,11 +133,7 @@ class NoInt8FormError(ValueError):
 
 def has_products(jaxpr: Any) -> bool:
     """Whether a program has products of integer codes."""
-    return any(
-        _operator(eqn) in _PRODUCTS
-        or any(has_products(inner.jaxpr) for inner in core.jax_internals.sub_jaxprs(eqn))
-        for eqn in jaxpr.eqns
-    )
+    return any(_operator(eqn) in _PRODUCTS for eqn in core.jax_internals.nested_equations(jaxpr))
 
 
 def follows(value: Any) -> bool:

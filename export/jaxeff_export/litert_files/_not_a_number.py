@@ -26,9 +26,9 @@ Bind = Callable[..., Any]
 def softmax_parts(jaxpr: core.Jaxpr) -> set[int]:
     """Finds the equations of softmaxes that stay as they are, in the jaxprs inside as well."""
     parts = onnx_files.softmax_parts(jaxpr)
-    for eqn in jaxpr.eqns:
+    for eqn in core.jax_internals.nested_equations(jaxpr):
         for inner in core.jax_internals.sub_jaxprs(eqn):
-            parts |= softmax_parts(inner.jaxpr)
+            parts |= onnx_files.softmax_parts(inner.jaxpr)
     return parts
 
 

@@ -48,7 +48,7 @@ from jax.lax import GatherScatterMode
 
 from jaxeff import core
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import Scan
+from jaxeff.program.ir import Scan, walk
 from jaxeff.store import write_atomically
 from jaxeff_export import onnx_files
 from jaxeff_export.litert_files import _int8 as int8
@@ -231,26 +231,21 @@ def _run(
 
     Calls are computed equation by equation, but for those that `is_kept` names.
     """
-    values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    values |= dict(zip(closed.jaxpr.invars, arguments, strict=True))
 
-    def read(var: Any) -> Any:
-        literal = isinstance(var, core.jax_internals.Literal)
-        return np.asarray(var.val, var.aval.dtype) if literal else values[var]
-
-    for eqn in closed.jaxpr.eqns:
-        inputs = [read(var) for var in eqn.invars]
+    def rule(eqn: core.JaxprEqn, inputs: list[Any]) -> list[Any]:
         is_known = not any(isinstance(v, jax.core.Tracer) or int8.follows(v) for v in inputs)
         if not is_known and is_kept(eqn):
-            results = compute(eqn, inputs)
-        elif eqn.primitive in onnx_files.CALLS:
-            results = _run(core.jax_internals.sub_jaxprs(eqn)[0], inputs, compute, grids, is_kept)
-        elif not is_known:
-            results = compute(eqn, inputs)
-        else:
-            results = _computed(eqn, inputs, grids)
-        values |= dict(zip(eqn.outvars, results, strict=True))
-    return [read(var) for var in closed.jaxpr.outvars]
+            return compute(eqn, inputs)
+        if eqn.primitive in onnx_files.CALLS:
+            return walk(core.jax_internals.sub_jaxprs(eqn)[0], inputs, rule, _constant)
+        return _computed(eqn, inputs, grids) if is_known else compute(eqn, inputs)
+
+    return walk(closed, arguments, rule, _constant)
+
+
+def _constant(atom: Any, value: Any) -> Any:
+    literal = isinstance(atom, core.Literal)
+    return np.asarray(value, atom.aval.dtype) if literal else value
 
 
 def _computed(

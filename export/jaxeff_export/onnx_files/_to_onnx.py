@@ -54,7 +54,7 @@ import numpy as np
 
 from jaxeff import core
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import Scan, While
+from jaxeff.program.ir import Scan, While, walk
 from jaxeff.store import write_atomically
 from jaxeff_export.artifact import argument_names, flatten_named
 from jaxeff_export.onnx_files import _graph
@@ -411,22 +411,18 @@ def _write(
     graph: _graph.OnnxGraph, closed: core.ClosedJaxpr, inputs: Sequence[_graph.Value]
 ) -> list[_graph.Value]:
     """Writes the equations of a jaxpr; calls are written in place."""
-    values: dict[Any, _graph.Value] = {}
-    for var, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-        values[var] = _known(constant)
-    values |= dict(zip(closed.jaxpr.invars, inputs, strict=True))
-
-    def read(var: Any) -> _graph.Value:
-        literal = isinstance(var, core.jax_internals.Literal)
-        return np.asarray(var.val, var.aval.dtype) if literal else values[var]
-
     parts = softmax_parts(closed.jaxpr)
-    for eqn in closed.jaxpr.eqns:
-        operands = [read(var) for var in eqn.invars]
+
+    def rule(eqn: core.JaxprEqn, operands: list[_graph.Value]) -> list[_graph.Value]:
         graph.numbers = {v for v in operands if isinstance(v, str)} if id(eqn) in parts else set()
-        results = _write_equation(graph, eqn, operands)
-        values |= dict(zip(eqn.outvars, results, strict=True))
-    return [read(var) for var in closed.jaxpr.outvars]
+        return _write_equation(graph, eqn, operands)
+
+    return walk(closed, inputs, rule, _constant)
+
+
+def _constant(atom: Any, value: Any) -> np.ndarray:
+    literal = isinstance(atom, core.Literal)
+    return np.asarray(value, atom.aval.dtype) if literal else _known(value)
 
 
 def softmax_parts(jaxpr: core.Jaxpr) -> set[int]:
@@ -435,7 +431,7 @@ def softmax_parts(jaxpr: core.Jaxpr) -> set[int]:
     NaN gets into their sums without care for it.
     """
     uses: dict[Any, list[Any]] = {}
-    for eqn in jaxpr.eqns:
+    for eqn in core.jax_internals.equations(jaxpr):
         for var in eqn.invars:
             if not isinstance(var, core.jax_internals.Literal):
                 uses.setdefault(var, []).append(eqn)
@@ -462,7 +458,7 @@ def softmax_parts(jaxpr: core.Jaxpr) -> set[int]:
 
         return only(var, passed)
 
-    for eqn in jaxpr.eqns:
+    for eqn in core.jax_internals.equations(jaxpr):
         exponentials: set[int] = set()
         if eqn.primitive is p.reduce_max_p and shifts(eqn.invars[0], eqn.outvars[0], exponentials):
             parts |= {id(eqn), *exponentials}

@@ -34,6 +34,9 @@ from jaxeff_export.bundle.files import MANIFEST, own_files
 from jaxeff_export.schedules import ScheduleChoice, TuningDatabase, TuningError
 from jaxeff_export.targets import require_extra, target_machine
 
+if TYPE_CHECKING:
+    from jaxeff_export.compiler import UnscheduledKernel
+
 
 class Display:
     """A progress display; use it in a with statement.
@@ -103,9 +106,6 @@ class Display:
 def _time(seconds: float) -> str:
     return f"{1e6 * seconds:.4g} µs"
 
-
-if TYPE_CHECKING:
-    from jaxeff_export.compiler import UnscheduledKernel
 
 SPACES = ("tiles", "metaschedule")
 

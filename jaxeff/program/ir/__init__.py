@@ -39,6 +39,7 @@ from jaxeff.program.ir._walk import compute as compute
 from jaxeff.program.ir._walk import computed_at_once as computed_at_once
 from jaxeff.program.ir._walk import entering as entering
 from jaxeff.program.ir._walk import fixed_point as fixed_point
+from jaxeff.program.ir._walk import inlined as inlined
 from jaxeff.program.ir._walk import inside as inside
 from jaxeff.program.ir._walk import repetitions as repetitions
 from jaxeff.program.ir._walk import walk as walk

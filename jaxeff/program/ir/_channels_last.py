@@ -22,12 +22,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxeff.core import ClosedJaxpr, JaxprEqn, bind, split_p
+from jaxeff.core import JaxprEqn, bind, split_p
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import _primitives as prim
 from jaxeff.program.ir._axes import Contraction, channels_last_numbers, inverse
 from jaxeff.program.ir._signature import OperationFamily, next_group, signature
-from jaxeff.program.ir._walk import entering, inside, walk
+from jaxeff.program.ir._walk import entering, inlined, walk
 
 
 def channels_last(
@@ -59,7 +59,7 @@ def channels_last(
             return f(*positional, **named)
 
         closed, form = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        if any(map(turns, _equations(closed))):
+        if any(map(turns, inlined(closed))):
             stored = None if kernels else frozenset(map(id, arrays if rows else ()))
             results = walk(closed, arrays, entering(functools.partial(_evaluated, stored)))
         else:
@@ -68,10 +68,6 @@ def channels_last(
         return jax.tree.unflatten(jax.tree.structure(form), map(_plain, results))
 
     return turned
-
-
-def _equations(closed: ClosedJaxpr) -> list[JaxprEqn]:
-    return [inner for eqn in closed.jaxpr.eqns for inner in inside(eqn)]
 
 
 def turns(eqn: Any) -> bool:

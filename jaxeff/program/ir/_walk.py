@@ -65,7 +65,7 @@ def walk(
     jaxpr = closed.jaxpr
     known = dict(zip(jaxpr.invars, values, strict=True))
     known.update((v, constant(v, c)) for v, c in zip(jaxpr.constvars, closed.consts, strict=True))
-    equations = ((eqn, eqn.invars, eqn.outvars) for eqn in jaxpr.eqns)
+    equations = ((eqn, eqn.invars, eqn.outvars) for eqn in _compat.equations(jaxpr))
     return _follow(equations, known, jaxpr.outvars, rule, constant)
 
 
@@ -118,11 +118,16 @@ def entering(rule: Rule[T], constant: Constant[T] = _value) -> Rule[T]:
 
 def inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
     """Yields an equation, or of a call those of its body, at any depth."""
-    if eqn.primitive not in _ENTERED:
+    if eqn.primitive in _ENTERED:
+        yield from inlined(_compat.sub_jaxprs(eqn)[0])
+    else:
         yield eqn
-        return
-    for inner in _compat.sub_jaxprs(eqn)[0].jaxpr.eqns:
-        yield from inside(inner)
+
+
+def inlined(closed: ClosedJaxpr) -> Iterator[JaxprEqn]:
+    """Yields the equations of a jaxpr, in the place of each call those of its body."""
+    for eqn in _compat.equations(closed):
+        yield from inside(eqn)
 
 
 def computed_at_once(closed: ClosedJaxpr, values: Iterable[Any]) -> list[Any]:
@@ -142,8 +147,9 @@ def computed_at_once(closed: ClosedJaxpr, values: Iterable[Any]) -> list[Any]:
     jaxpr = closed.jaxpr
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     known.update(zip(jaxpr.invars, values, strict=True))
-    last = {v: eqn for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
-    for eqn in jaxpr.eqns:
+    equations = _compat.equations(closed)
+    last = {v: eqn for eqn in equations for v in eqn.invars if not isinstance(v, Literal)}
+    for eqn in equations:
         operands = [v.val if isinstance(v, Literal) else known[v] for v in eqn.invars]
         known.update(zip(eqn.outvars, compute(eqn, operands), strict=True))
         # A network's arrays aren't all kept until its end.

@@ -327,7 +327,7 @@ def read_jaxpr(closed: Any, axes: Sequence[Axes], reader: ChannelReader) -> list
     _scalars(labels, dict(zip(jaxpr.constvars, closed.consts, strict=True)))
     for var, input_axes in zip(jaxpr.invars, axes, strict=True):
         labels.set(var, input_axes)
-    for eqn in jaxpr.eqns:
+    for eqn in _compat.equations(jaxpr):
         reader.equation(eqn, eqn.invars, eqn.outvars)
     return [labels.of(a) for a in jaxpr.outvars]
 

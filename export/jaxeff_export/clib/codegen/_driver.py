@@ -11,7 +11,6 @@ waking them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,9 +18,6 @@ from jaxeff_export.artifact import dtype_of
 from jaxeff_export.clib._objects import CLibraryError
 from jaxeff_export.clib.codegen._interface import STATE, Field, Library, grid_of, identifier
 from jaxeff_export.clib.codegen._rendering import TYPES, constants, render
-
-if TYPE_CHECKING:
-    from jaxeff_export.clib.codegen._interface import Field, Library
 
 # Per dtype the bits without the sign, and infinity's: what is above them is NaN.
 _BITS = {
@@ -81,9 +77,6 @@ def _function(dtype: str, library: Library) -> list[str]:
     return text.splitlines()
 
 
-if TYPE_CHECKING:
-    from jaxeff_export.clib.codegen._interface import Library
-
 _IN_A_LINE = 16  # bytes
 
 
@@ -138,9 +131,6 @@ def _byte_lines(data: bytes) -> list[str]:
     starts = range(0, len(data), _IN_A_LINE)
     return ["    " + "".join(f"{byte}," for byte in data[i : i + _IN_A_LINE]) for i in starts]
 
-
-if TYPE_CHECKING:
-    from jaxeff_export.clib.codegen._interface import Library
 
 THREADS_FIELD = "threads"  # of the inputs
 

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from jaxeff_export.artifact import TensorSpec, dtype_of
 from jaxeff_export.clib._objects import CLibraryError
-from jaxeff_export.clib.codegen._rendering import TYPES
+from jaxeff_export.clib.codegen._rendering import TYPES, Parameters
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jaxeff_export.clib._kernels import CKernel
+    from jaxeff_export.clib._program import KernelProgram, Memory
 
 STATE = "state"  # field of the inputs
 
@@ -189,14 +195,6 @@ def _c_type(spec: TensorSpec) -> str:
         # Floats of 8 bits are no types of C: their bits are.
         return f"uint{8 * size}_t"
     raise CLibraryError(f"{spec.name} is of dtype {spec.dtype}, which C has no type for")
-
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from jaxeff_export.clib._kernels import CKernel
-    from jaxeff_export.clib._program import KernelProgram, Memory
-    from jaxeff_export.clib.codegen._rendering import Parameters
 
 
 CODES = {"OK": 0, "WORKSPACE_TOO_SMALL": 1, "MISALIGNED": 2, "NULL_POINTER": 3}

@@ -20,6 +20,9 @@ import numpy as np
 
 from jaxeff_export.clib._objects import HALF, TYPES, CLibraryError, constant
 
+if TYPE_CHECKING:
+    from jaxeff_export.clib._program import KernelProgram
+
 _TEMPLATES = Path(__file__).with_name("templates")
 _ALONE = re.compile(r"^\$\{(\w+)\}\n", re.MULTILINE)
 
@@ -47,10 +50,6 @@ def render(template: str, **values: str | int | Sequence[str]) -> str:
 
     text = _ALONE.sub(line, text)
     return Template(text).substitute({**values, **blocks})
-
-
-if TYPE_CHECKING:
-    from jaxeff_export.clib._program import KernelProgram
 
 
 @dataclasses.dataclass(frozen=True)
