@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -68,20 +69,25 @@ def read_keras(
         if not copy.built:
             copy.build(model.input_shape)
         leaves = {**values, **params, **state}
-        for before, variable in zip(model.variables, copy.variables, strict=True):
-            leaf = np.asarray(leaves[paths[id(before)]])
-            if tuple(variable.shape) != leaf.shape:
-                raise ValueError(
-                    f"restore: {paths[id(before)]!r} is of shape {leaf.shape}, and the layer that "
-                    f"Keras builds has {tuple(variable.shape)}."
-                )
-            variable.assign(leaf)
-        for layer in copy._flatten_layers():
-            if hasattr(layer, "finalize_state"):
-                layer.finalize_state()  # a `Normalization` computes with copies of its variables
+        _assign(copy, [paths[id(v)] for v in model.variables], leaves)
         return copy
 
     return LibraryModel(run, params, state, restored)
+
+
+def _assign(model: keras.Model, paths: Sequence[str], leaves: Leaves) -> None:
+    """Writes arrays into a model's variables, each that of a path."""
+    for path, variable in zip(paths, model.variables, strict=True):
+        array = np.asarray(leaves[path])
+        if tuple(variable.shape) != array.shape:
+            raise ValueError(
+                f"restore: {path!r} is of shape {array.shape}, and the layer that "
+                f"Keras builds has {tuple(variable.shape)}."
+            )
+        variable.assign(array)
+    for layer in model._flatten_layers():
+        if hasattr(layer, "finalize_state"):
+            layer.finalize_state()  # a `Normalization` computes with copies of its variables
 
 
 def _require_readable(model: keras.Model, examples: tuple[Any, ...], method: Method) -> None:

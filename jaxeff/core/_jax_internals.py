@@ -479,6 +479,7 @@ def _windows_of_codes(jaxpr: Any) -> dict[Var, tuple[Var, Var]]:
     """
     narrow: dict[Any, Var] = {}
     convolutions = {}
+    equation: Any
     for equation in equations(jaxpr):
         (result, *_) = equation.outvars
         if equation.primitive is primitives.convert_element_type_p:

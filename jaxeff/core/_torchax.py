@@ -221,71 +221,85 @@ def pytorch_environment() -> Environment:
 
         environment.override_op_definition(op, on_tensors)
 
-    def without_factor(f: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, y, alpha=1: f(x, y, alpha=_One() if alpha == 1 else alpha)
-
-    def without_factors(f: Callable[..., Any]) -> Callable[..., Any]:
-        def on_arrays(bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-            plain = beta == 1 == alpha
-            return bias + x @ y if plain else f(bias, x, y, beta=beta, alpha=alpha)
-
-        return on_arrays
-
     for op in (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar):
-        replaced(op, without_factor)
+        replaced(op, _without_factor)
 
-    def in_order(names: Sequence[str]) -> Callable[..., Any]:
-        def make(f: Callable[..., Any]) -> Callable[..., Any]:
-            def by_place(*args: Any, **kwargs: Any) -> Any:
-                rest = list(names[len(args) :])
-                while rest and rest[0] in kwargs:
-                    args = (*args, kwargs.pop(rest.pop(0)))
-                return f(*args, **kwargs)
-
-            return by_place
-
-        return make
-
-    def with_groups_apart(f: Callable[..., Any]) -> Callable[..., Any]:
-        def convolution(x: Any, w: Any, *args: Any) -> Any:
-            transposed, _, groups = args[-3:]
-            if transposed and 1 < groups < w.shape[0]:
-                # torchax reshapes [inputs, outputs a group] to [inputs a group, outputs]: groups
-                # have to go from the one axis to the other.
-                by_group = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
-                w = jax.numpy.swapaxes(by_group, 0, 1).reshape(w.shape)
-            return f(x, w, *args)
-
-        return convolution
-
-    def with_one_factor(f: Callable[..., Any]) -> Callable[..., Any]:
-        def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, *args: Any) -> Any:
-            *training, _, eps = args
-            if any(training) or mean is None or weight is None:
-                return f(x, weight, bias, mean, var, *args)
-            # torchax multiplies each entry twice, by the inverse deviation and by the weight.
-            channels = [1, -1, *[1] * (x.ndim - 2)]
-            mean, var, weight = (a.reshape(channels) for a in (mean, var, weight))
-            y = (x - mean) * (jax.lax.rsqrt(var + eps) * weight)
-            nothing = jax.numpy.zeros(0, x.dtype)
-            return (y if bias is None else y + bias.reshape(channels)), nothing, nothing
-
-        return batch_norm
-
-    replaced(aten.convolution, with_groups_apart)
+    replaced(aten.convolution, _with_groups_apart)
     for pool in (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d):
         replaced(pool, _averaged)
     for op in (aten.native_batch_norm, aten._native_batch_norm_legit_no_training):
-        replaced(op, with_one_factor)
+        replaced(op, _with_one_factor)
     for op in (aten.addmm, aten.addmv):
-        replaced(op, without_factors)
+        replaced(op, _without_factors)
     for function, names in _ARGUMENTS.items():
-        replaced(function, in_order(names))
+        replaced(function, _in_order(names))
     # What PyTorch's own decompositions call: only the function of the same name crops, by paddings
     # below zero, and knows all of PyTorch's modes.
     replaced(aten.pad, lambda _: all_torch_functions[torch.nn.functional.pad].func)
     _write_as_pytorch(environment)
     return environment
+
+
+def _without_factor(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Leaves a factor of one out of a sum."""
+    return lambda x, y, alpha=1: f(x, y, alpha=_One() if alpha == 1 else alpha)
+
+
+def _without_factors(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Leaves factors of one out of the sum of a bias and a product."""
+
+    def on_arrays(bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        plain = beta == 1 == alpha
+        return bias + x @ y if plain else f(bias, x, y, beta=beta, alpha=alpha)
+
+    return on_arrays
+
+
+def _in_order(names: Sequence[str]) -> Callable[..., Any]:
+    """Lets arguments that torchax calls otherwise be given by PyTorch's names."""
+
+    def make(f: Callable[..., Any]) -> Callable[..., Any]:
+        def by_place(*args: Any, **kwargs: Any) -> Any:
+            rest = list(names[len(args) :])
+            while rest and rest[0] in kwargs:
+                args = (*args, kwargs.pop(rest.pop(0)))
+            return f(*args, **kwargs)
+
+        return by_place
+
+    return make
+
+
+def _with_groups_apart(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Has weights of grouped transposed convolutions in the order of PyTorch."""
+
+    def convolution(x: Any, w: Any, *args: Any) -> Any:
+        transposed, _, groups = args[-3:]
+        if transposed and 1 < groups < w.shape[0]:
+            # torchax reshapes [inputs, outputs a group] to [inputs a group, outputs]: groups
+            # have to go from the one axis to the other.
+            by_group = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+            w = jax.numpy.swapaxes(by_group, 0, 1).reshape(w.shape)
+        return f(x, w, *args)
+
+    return convolution
+
+
+def _with_one_factor(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a batch normalization multiply each entry once."""
+
+    def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, *args: Any) -> Any:
+        *training, _, eps = args
+        if any(training) or mean is None or weight is None:
+            return f(x, weight, bias, mean, var, *args)
+        # torchax multiplies each entry twice, by the inverse deviation and by the weight.
+        channels = [1, -1, *[1] * (x.ndim - 2)]
+        mean, var, weight = (a.reshape(channels) for a in (mean, var, weight))
+        y = (x - mean) * (jax.lax.rsqrt(var + eps) * weight)
+        nothing = jax.numpy.zeros(0, x.dtype)
+        return (y if bias is None else y + bias.reshape(channels)), nothing, nothing
+
+    return batch_norm
 
 
 def _averaged(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -282,6 +282,16 @@ class GraphBuilder:
         operands: tuple[graph.HloValue, ...],
         env: dict[ir.Value, graph.HloValue],
     ) -> list[graph.HloValue]:
+        results = self._special(op, operands, env)
+        return self._computation(op, operands) if results is None else results
+
+    def _special(
+        self,
+        op: ir.Operation,
+        operands: tuple[graph.HloValue, ...],
+        env: dict[ir.Value, graph.HloValue],
+    ) -> list[graph.HloValue] | None:
+        """Reads what isn't a node by itself: constants, calls, what only orders, control flow."""
         match op.name:
             case "stablehlo.constant" if graph.is_complex(op.results[0].type):
                 kind = graph.part_type(op.results[0].type)
@@ -318,6 +328,12 @@ class GraphBuilder:
             case "stablehlo.while":
                 unrolled = self._unroll(op, operands, env)
                 return self._loop(op, operands, env) if unrolled is None else unrolled
+        return None
+
+    def _computation(
+        self, op: ir.Operation, operands: tuple[graph.HloValue, ...]
+    ) -> list[graph.HloValue]:
+        """Reads an operation that becomes one node, or a number that is known already."""
         name = op.name
         if name == "stablehlo.custom_call":
             name = node_name(op, self._known_ops)

@@ -106,6 +106,7 @@ def _custom(node: Node, *values: Any) -> list[Any]:
 def _only_moves(body: Any) -> bool:
     """Returns whether all floating results of a body are entries of its operands."""
     moving = {OperationFamily.MOVE, OperationFamily.SELECT}
+    eqn: Any
     for eqn in _compat.equations(body):
         if not any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.outvars):
             continue  # places of entries

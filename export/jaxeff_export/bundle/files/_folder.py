@@ -213,32 +213,10 @@ class Manifest:
     @classmethod
     def _checked(cls, content: dict[str, Any]) -> Manifest:
         """Checks a document of any origin; a ValueError names the entry that is wrong."""
-        require_form(content, _FORM, "")
-        require_form(content["versions"], MappingOf(str), "versions")
-        require_form(content.get("kernels", {}), MappingOf(_WORK), "kernels")
-        require_form(content["files"], MappingOf(_FILE), "files")
-        require_form(content.get("calls", []), [{"kernel": str, "reads": [COUNT]}], "calls")
-        require_form(content.get("tiles", {}), MappingOf([COUNT]), "tiles")
-        require_form(content.get("batches", []), [COUNT], "batches")
-        require_form(content.get("verdict", ""), str, "verdict")
-        require_form(content.get("unpacked", False), bool, "unpacked")
-        if content.get("unpacked", False) != (UNPACKED in content["files"]):
-            raise ValueError(f"unpacked and files differ in whether there is {UNPACKED}")
-        require_form(content.get("placed", {}), MappingOf([COUNT]), "placed")
-        if bool(content.get("placed")) != (PLACES in content["files"]):
-            raise ValueError(f"placed and files differ in whether there is {PLACES}")
-        require_form(content.get("state", []), [str], "state")
-        target = content["target"]
-        # Settings of a target are optional, and TVM has more of them: those known are checked.
-        said = {name: form for name, form in _TARGET.items() if name in target}
-        require_form(target, said, "target")
-        # A name may lead anywhere; files beside these are never opened.
-        known = (*FILES, *OPTIONAL_FILES)
-        if foreign := [name for name in content["files"] if name not in known]:
-            raise ValueError(f"files names {foreign[0]!r}, which no bundle has")
+        _require_forms(content)
         manifest = cls(
             target_name=content["target_name"],
-            target=target,
+            target=content["target"],
             machine=content["machine"],
             processor_features=tuple(content["processor_features"]),
             arguments=tuple(content["arguments"]),
@@ -259,35 +237,38 @@ class Manifest:
             state=tuple(content.get("state", ())),
             placed={name: tuple(p) for name, p in content.get("placed", {}).items()},
         )
-        # Each entry fits its form; now whether they agree, which all later code relies on.
-        if require_structure(manifest.structure) != len(manifest.outputs):
+        manifest._require_agreement(content["format_version"])
+        return manifest
+
+    def _require_agreement(self, format_version: int) -> None:
+        """Checks whether entries agree, each of its own form, which all later code relies on."""
+        if require_structure(self.structure) != len(self.outputs):
             raise ValueError("structure and outputs differ in how many arrays they have")
-        _ = manifest.places  # raises where state and the arrays differ
-        if manifest.any_batch != any(spec.varies for spec in manifest.inputs):
+        _ = self.places  # raises where state and the arrays differ
+        if self.any_batch != any(spec.varies for spec in self.inputs):
             raise ValueError("batches and inputs differ in whether the batch may vary")
-        if manifest.any_batch != (content["format_version"] == FORMAT_VERSION_ANY_BATCH):
+        if self.any_batch != (format_version == FORMAT_VERSION_ANY_BATCH):
             raise ValueError("format_version and batches differ in whether the batch may vary")
-        if 0 in manifest.batches:
+        if 0 in self.batches:
             raise ValueError("batches has an empty one")
-        if target.get("num-cores") == 0:
+        if self.target.get("num-cores") == 0:
             raise ValueError("target.num-cores is 0")
-        if varying := [s.name for s in (*manifest.parameters, *manifest.derived) if s.varies]:
+        if varying := [s.name for s in (*self.parameters, *self.derived) if s.varies]:
             raise ValueError(
                 f"parameters and derived are bound, but the shape of {varying[0]} varies"
             )
-        bound = len(manifest.parameters) + len(manifest.derived)
-        if any(index >= bound for index in manifest.operands):
+        bound = len(self.parameters) + len(self.derived)
+        if any(index >= bound for index in self.operands):
             raise ValueError(
                 "an operand is no bound array: operands has an index beyond parameters and derived"
             )
         # Missing or twice, it would be an operand that the library doesn't take.
-        if sorted(manifest.operands) != list(range(bound)):
+        if sorted(self.operands) != list(range(bound)):
             raise ValueError("operands does not have each of parameters and derived once")
-        if any(len(p) != 3 or p[0] >= len(manifest.derived) for p in manifest.placed.values()):
+        if any(len(p) != 3 or p[0] >= len(self.derived) for p in self.placed.values()):
             raise ValueError("placed has an entry that names no derived array")
-        if any(spec.name != f"derived[{i}]" for i, spec in enumerate(manifest.derived)):
+        if any(spec.name != f"derived[{i}]" for i, spec in enumerate(self.derived)):
             raise ValueError("derived has another name than its arrays are given")
-        return manifest
 
     def require_artifact(self, artifact: Artifact) -> None:
         """Refuses an artifact that the library cannot have been compiled from.
@@ -312,6 +293,33 @@ class Manifest:
         }
         if differing := [name for name, agrees in same.items() if not agrees]:
             raise BundleError(f"{MANIFEST} and {ARTIFACT} differ in {differing[0]}")
+
+
+def _require_forms(content: dict[str, Any]) -> None:
+    """Checks the form of every entry of a document, and the names of files."""
+    require_form(content, _FORM, "")
+    require_form(content["versions"], MappingOf(str), "versions")
+    require_form(content.get("kernels", {}), MappingOf(_WORK), "kernels")
+    require_form(content["files"], MappingOf(_FILE), "files")
+    require_form(content.get("calls", []), [{"kernel": str, "reads": [COUNT]}], "calls")
+    require_form(content.get("tiles", {}), MappingOf([COUNT]), "tiles")
+    require_form(content.get("batches", []), [COUNT], "batches")
+    require_form(content.get("verdict", ""), str, "verdict")
+    require_form(content.get("unpacked", False), bool, "unpacked")
+    if content.get("unpacked", False) != (UNPACKED in content["files"]):
+        raise ValueError(f"unpacked and files differ in whether there is {UNPACKED}")
+    require_form(content.get("placed", {}), MappingOf([COUNT]), "placed")
+    if bool(content.get("placed")) != (PLACES in content["files"]):
+        raise ValueError(f"placed and files differ in whether there is {PLACES}")
+    require_form(content.get("state", []), [str], "state")
+    target = content["target"]
+    # Settings of a target are optional, and TVM has more of them: those known are checked.
+    said = {name: form for name, form in _TARGET.items() if name in target}
+    require_form(target, said, "target")
+    # A name may lead anywhere; files beside these are never opened.
+    known = (*FILES, *OPTIONAL_FILES)
+    if foreign := [name for name in content["files"] if name not in known]:
+        raise ValueError(f"files names {foreign[0]!r}, which no bundle has")
 
 
 def own_files(data: bytes) -> frozenset[str]:

@@ -76,22 +76,10 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
     buffers = [
         f"static {field.kind} {field.name}_[{max(1, field.count)}];" for field in library.returned
     ]
-    assignments = [
-        f"    inputs.{field.name} = (const {field.kind} *)(const void *)(arguments + {place});"
-        for field, place in zip(library.inputs, recorded.inputs, strict=True)
-        if not field.kept
-    ] or ["    inputs.nothing = 0;", "    (void)arguments;"]
     if library.state:
         buffers.append(f"static {n}_state state;")
-        assignments += [
-            f"    memcpy(state.{field.name}, arguments + {place}, {field.size});"
-            for field, place in zip(library.inputs, recorded.inputs, strict=True)
-            if field.kept
-        ]
-        assignments.append("    inputs.state = &state;")
     blob = []
     if not library.embedded:
-        assignments.append(f"    inputs.parameters = {n}_parameters;")
         blob = [f"extern const unsigned char {n}_parameters[];"]
     refused = []
     if library.refuses_nan:
@@ -126,7 +114,7 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
         parameters=blob,
         buffers=buffers or ["/* the function has no results */"],
         threads=[f"static {n}_threads threads;", ""] if library.threads > 1 else [],
-        assignments=assignments,
+        assignments=_assignments(library, recorded),
         filled=filled or ["    outputs.nothing = 0;"],
         started=started,
         refused=refused,
@@ -135,6 +123,25 @@ def main_c(library: Library, recorded: RecordedCall, tolerances: Sequence[float]
         block=len(recorded.row),
         stopped=stopped,
     )
+
+
+def _assignments(library: Library, recorded: RecordedCall) -> list[str]:
+    """Writes the lines that fill `inputs` with the recorded arguments."""
+    assignments = [
+        f"    inputs.{field.name} = (const {field.kind} *)(const void *)(arguments + {place});"
+        for field, place in zip(library.inputs, recorded.inputs, strict=True)
+        if not field.kept
+    ] or ["    inputs.nothing = 0;", "    (void)arguments;"]
+    if library.state:
+        assignments += [
+            f"    memcpy(state.{field.name}, arguments + {place}, {field.size});"
+            for field, place in zip(library.inputs, recorded.inputs, strict=True)
+            if field.kept
+        ]
+        assignments.append("    inputs.state = &state;")
+    if not library.embedded:
+        assignments.append(f"    inputs.parameters = {library.name}_parameters;")
+    return assignments
 
 
 def _array(field: Field) -> str:
@@ -215,6 +222,64 @@ def readme(
 ) -> str:
     """Writes ``README.md``."""
     n, u = library.name, library.upper
+    build, run = _example_commands(library, tools, core, target)
+    arrays = [
+        f"| {role} | `{field.name}` | {'x'.join(map(str, field.spec.shape)) or 'one number'} "
+        f"| {field.spec.dtype} | {field.size:,} |"
+        for role, fields in (
+            ("argument", library.passed),
+            ("state", library.state),
+            ("result", library.returned),
+        )
+        for field in fields
+    ]
+    what, archive = "a header, an archive, no runtime", "archive"
+    section = f", in the section `.rodata.{n}_parameters`"
+    if library.kernel_source is not None:
+        what, archive, section = f"C99, {n}.c and {n}.h, no runtime", "file", ""
+    timed = ""
+    if not tools.board:
+        timed = "With `-DNDEBUG -DREPLAY_TIMES=1000` it also prints how long a call takes.\n\n"
+    return f"""# {n}
+
+A network compiled for {library.made_for}: {what}.
+
+    {n}_inputs inputs;      /* pointers to arguments, see {n}.h */
+    {n}_outputs outputs;    /* pointers to results */
+    {n}_run(&inputs, &outputs, workspace, {u}_WORKSPACE_BYTES);
+
+It allocates nothing and keeps no state, so threads may call it at the same time, each with a
+workspace of its own. It returns {u}_OK, or {u}_WORKSPACE_TOO_SMALL; where `NDEBUG` is not
+defined, pointers are checked too ({u}_MISALIGNED, {u}_NULL_POINTER). The {archive} needs libm and
+`memcpy`, and the compiler's own helpers.
+{_remarks(library)}
+|  | name | shape | dtype | bytes |
+|---|---|---|---|---|
+{chr(10).join(arrays)}
+
+| bytes of | |
+|---|---|
+| code | {sizes.code:,} |
+| parameters{section} | {sizes.parameters:,} |
+| workspace, aligned to {library.memory.alignment} | {sizes.workspace:,} |
+| the same, needed at the same time | {sizes.live:,} |
+| arrays on the stack, spilled registers not counted | {sizes.stack:,} |
+
+The example replays a recorded call and compares with what JAX computed:
+
+    {" ".join(build)}
+    {" ".join(run)}
+
+{timed}With CMake: `cmake -S . -B build && cmake --build build`.
+
+{_compilers(tools, target)}
+"""
+
+
+def _example_commands(
+    library: Library, tools: targets.CToolchain, core: str, target: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Makes the commands that build and run the example, without paths of this machine."""
     program = "./example.elf" if tools.board else "./example"
     build = example_command(library, tools, targets.target_machine(target), program[2:])
     # The folder goes elsewhere: no path of this machine.
@@ -227,16 +292,12 @@ def readme(
     ):
         run = targets.emulation(core, target, Path(program[2:]))
         run[0] = run[0].rpartition("/")[2]
-    arrays = [
-        f"| {role} | `{field.name}` | {'x'.join(map(str, field.spec.shape)) or 'one number'} "
-        f"| {field.spec.dtype} | {field.size:,} |"
-        for role, fields in (
-            ("argument", library.passed),
-            ("state", library.state),
-            ("result", library.returned),
-        )
-        for field in fields
-    ]
+    return build, run
+
+
+def _remarks(library: Library) -> str:
+    """Says what only some libraries have: parameters beside the code, threads, state, refusals."""
+    n = library.name
     blob = ""
     if not library.embedded:
         blob = (
@@ -264,55 +325,15 @@ updates it in place.
     if library.refuses_nan:
         refused = f"""
 Arguments are rounded to codes, which have no NaN: a call with NaN in one of them returns
-{u}_NOT_A_NUMBER and writes nothing. An infinity becomes an end of its range.
+{library.upper}_NOT_A_NUMBER and writes nothing. An infinity becomes an end of its range.
 """
-    what, archive = "a header, an archive, no runtime", "archive"
     if library.kernel_source is not None:
-        what, archive = f"C99, {n}.c and {n}.h, no runtime", "file"
         refused += """
 Floats have JAX's bits where they are computed as they are written: the file tells GCC and clang to
 do so, under `-ffast-math` too. Where clang can't (off x86) such a build stops and says so; other
 compilers may need an option.
 """
-    section = f", in the section `.rodata.{n}_parameters`"
-    section = section if library.kernel_source is None else ""
-    timed = ""
-    if not tools.board:
-        timed = "With `-DNDEBUG -DREPLAY_TIMES=1000` it also prints how long a call takes.\n\n"
-    return f"""# {n}
-
-A network compiled for {library.made_for}: {what}.
-
-    {n}_inputs inputs;      /* pointers to arguments, see {n}.h */
-    {n}_outputs outputs;    /* pointers to results */
-    {n}_run(&inputs, &outputs, workspace, {u}_WORKSPACE_BYTES);
-
-It allocates nothing and keeps no state, so threads may call it at the same time, each with a
-workspace of its own. It returns {u}_OK, or {u}_WORKSPACE_TOO_SMALL; where `NDEBUG` is not
-defined, pointers are checked too ({u}_MISALIGNED, {u}_NULL_POINTER). The {archive} needs libm and
-`memcpy`, and the compiler's own helpers.
-{blob}{kept}{shared}{refused}
-|  | name | shape | dtype | bytes |
-|---|---|---|---|---|
-{chr(10).join(arrays)}
-
-| bytes of | |
-|---|---|
-| code | {sizes.code:,} |
-| parameters{section} | {sizes.parameters:,} |
-| workspace, aligned to {library.memory.alignment} | {sizes.workspace:,} |
-| the same, needed at the same time | {sizes.live:,} |
-| arrays on the stack, spilled registers not counted | {sizes.stack:,} |
-
-The example replays a recorded call and compares with what JAX computed:
-
-    {" ".join(build)}
-    {" ".join(run)}
-
-{timed}With CMake: `cmake -S . -B build && cmake --build build`.
-
-{_compilers(tools, target)}
-"""
+    return f"{blob}{kept}{shared}{refused}"
 
 
 def cmake(library: Library, tools: targets.CToolchain, machine: str) -> str:
@@ -330,19 +351,8 @@ def cmake(library: Library, tools: targets.CToolchain, machine: str) -> str:
     finding, linked = "", "m"
     if library.threads > 1:
         finding, linked = "find_package(Threads REQUIRED)\n", '"m;Threads::Threads"'
-    defined = f"""add_library({n} STATIC IMPORTED GLOBAL)
-set_target_properties({n} PROPERTIES
-    IMPORTED_LOCATION "${{CMAKE_CURRENT_SOURCE_DIR}}/lib{n}.a"
-    INTERFACE_INCLUDE_DIRECTORIES "${{CMAKE_CURRENT_SOURCE_DIR}}"
-    INTERFACE_LINK_LIBRARIES {linked})
-"""
+    defined = _cmake_target(library, flags, linked)
     if library.kernel_source is not None:
-        defined = f"""add_library({n} STATIC {n}.c)
-separate_arguments(processor UNIX_COMMAND "{flags}")
-target_compile_options({n} PRIVATE -std=c99 ${{processor}})
-target_include_directories({n} PUBLIC "${{CMAKE_CURRENT_SOURCE_DIR}}")
-target_link_libraries({n} PUBLIC {linked})
-"""
         sources = sources.replace(f" {n}.c", "")
         assembled = ""
     placed_files = ""
@@ -377,6 +387,24 @@ if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)  # not where a project in
     target_link_libraries({n}_example PRIVATE {n} ${{placed}})
     {suffix}
 endif()
+"""
+
+
+def _cmake_target(library: Library, flags: str, linked: str) -> str:
+    """Writes the library as a target: its source, or its archive."""
+    n = library.name
+    if library.kernel_source is not None:
+        return f"""add_library({n} STATIC {n}.c)
+separate_arguments(processor UNIX_COMMAND "{flags}")
+target_compile_options({n} PRIVATE -std=c99 ${{processor}})
+target_include_directories({n} PUBLIC "${{CMAKE_CURRENT_SOURCE_DIR}}")
+target_link_libraries({n} PUBLIC {linked})
+"""
+    return f"""add_library({n} STATIC IMPORTED GLOBAL)
+set_target_properties({n} PROPERTIES
+    IMPORTED_LOCATION "${{CMAKE_CURRENT_SOURCE_DIR}}/lib{n}.a"
+    INTERFACE_INCLUDE_DIRECTORIES "${{CMAKE_CURRENT_SOURCE_DIR}}"
+    INTERFACE_LINK_LIBRARIES {linked})
 """
 
 

@@ -128,11 +128,7 @@ def _joined(
     """Makes one call of a run, and views of its results that others read."""
     within = {binding.var for binding in run}
     read = {v for b in following for v in relax.analysis.free_vars(b.value)} | {main.body.body}
-    # Views of views lead back to the array that owns the memory.
-    origin: dict[relax.Var, relax.Var] = {}
-    for binding in run:
-        viewed = _viewed(binding)
-        origin[binding.var] = binding.var if viewed is None else origin.get(viewed, viewed)
+    origin = _origins(run)
     # Only arrays read after the run are results; all others become scratch memory.
     results = [b.var for b in run if b.var in {origin[v] for v in within & read}]
     results = [v for v in results if v in within]
@@ -174,18 +170,34 @@ def _joined(
     kernel = tirx.PrimFunc(parameters, tirx.SeqStmt(statements)).with_attrs(attributes)
     stem = "_".join(names) if len(names) <= 3 else f"{names[0]}_to_{names[-1]}"
     name = bb.add_func(kernel, stem)
-    types = [v.ty for v in results]
-    call = relax.call_tir(name, relax.Tuple(list(operands)), types if len(types) > 1 else types[0])
-    if len(results) == 1:
-        bindings: list[relax.Binding] = [relax.VarBinding(results[0], bb.normalize(call))]
-    else:
-        both = relax.DataflowVar("results", relax.TupleType(types))
-        bindings = [relax.VarBinding(both, bb.normalize(call))]
-        bindings += [
-            relax.VarBinding(v, bb.normalize(relax.TupleGetItem(both, i)))
-            for i, v in enumerate(results)
-        ]
+    bindings = _call_bindings(bb, name, list(operands), results)
     return bindings + [b for b in run if _viewed(b) is not None and b.var in read]
+
+
+def _origins(run: Sequence[relax.VarBinding]) -> dict[relax.Var, relax.Var]:
+    """Finds the array that owns each result's memory: views of views lead back to it."""
+    origin: dict[relax.Var, relax.Var] = {}
+    for binding in run:
+        viewed = _viewed(binding)
+        origin[binding.var] = binding.var if viewed is None else origin.get(viewed, viewed)
+    return origin
+
+
+def _call_bindings(
+    bb: relax.BlockBuilder, name: Any, operands: list[Any], results: Sequence[relax.Var]
+) -> list[relax.Binding]:
+    """Binds the results of a call of a kernel, several of them by way of a tuple."""
+    types = [v.ty for v in results]
+    call = relax.call_tir(name, relax.Tuple(operands), types if len(types) > 1 else types[0])
+    if len(results) == 1:
+        return [relax.VarBinding(results[0], bb.normalize(call))]
+    both = relax.DataflowVar("results", relax.TupleType(types))
+    bindings = [relax.VarBinding(both, bb.normalize(call))]
+    bindings += [
+        relax.VarBinding(v, bb.normalize(relax.TupleGetItem(both, i)))
+        for i, v in enumerate(results)
+    ]
+    return bindings
 
 
 def _with_buffers(body: tirx.Stmt, replaced: Mapping[tirx.Var, tirx.Var]) -> tirx.Stmt:

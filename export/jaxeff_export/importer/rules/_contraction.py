@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -21,6 +22,7 @@ from jaxeff_export.importer import _scalar_rules as scalar_rules
 from jaxeff_export.importer._elementwise import accumulator, rounded
 from jaxeff_export.importer._emitter import Emitter, constant, rule
 from jaxeff_export.importer._graph import HloNode, HloValue, attribute, integers, padding
+from jaxeff_export.importer._graph import TensorType as HloType
 from jaxeff_export.importer.rules._indexing import padded_index
 
 # Eight float32 fill one vector of AVX2 or two of NEON.
@@ -52,74 +54,99 @@ _MOVED = 32, 96  # so many rows, and columns, or the reverse pay for moving batc
 _LARGE = 1 << 17  # bytes of an operand to several axes, from which on a loop nest is slower
 
 
+class _Factor(NamedTuple):
+    """An operand of a dot product, and what its axes are.
+
+    Attributes:
+        value: the operand.
+        batch: the axes that both operands and the result have.
+        contract: the axes that are summed over.
+    """
+
+    value: HloValue
+    batch: list[int]
+    contract: list[int]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The operand's shape."""
+        return self.value.type.shape
+
+    @property
+    def free(self) -> list[int]:
+        """The axes that only the result has beside it."""
+        return _rest(len(self.shape), self.batch, self.contract)
+
+    def at(self, batch: Sequence, free: Sequence, contract: Sequence) -> list:
+        """Returns the index of an entry."""
+        parts = (self.batch, batch), (self.free, free), (self.contract, contract)
+        return _position(len(self.shape), *parts)
+
+
 @rule("stablehlo.dot_general")
 def _dot_general(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
     numbers = stablehlo.DotDimensionNumbers(node.op.attributes["dot_dimension_numbers"])
-    lhs, rhs = node.operands
     result = node.result.type
-    lhs_batch, rhs_batch = (
+    lhs = _Factor(
+        node.operands[0],
         list(numbers.lhs_batching_dimensions),
-        list(numbers.rhs_batching_dimensions),
+        list(numbers.lhs_contracting_dimensions),
     )
-    lhs_contract = list(numbers.lhs_contracting_dimensions)
-    rhs_contract = list(numbers.rhs_contracting_dimensions)
-    lhs_free = _rest(len(lhs.type.shape), lhs_batch, lhs_contract)
-    rhs_free = _rest(len(rhs.type.shape), rhs_batch, rhs_contract)
-    batch = len(lhs_batch)
-    extents = [lhs.type.shape[d] for d in lhs_contract]
+    rhs = _Factor(
+        node.operands[1],
+        list(numbers.rhs_batching_dimensions),
+        list(numbers.rhs_contracting_dimensions),
+    )
+    batch = len(lhs.batch)
     # A sum of no terms; TVM's reductions have at least one.
-    if 0 in extents:
+    if 0 in (lhs.shape[d] for d in lhs.contract):
         return [constant(np.zeros(result.shape, result.numpy_dtype))]
 
-    if lhs_contract == [len(lhs.type.shape) - 1] and not batch and len(rhs_free) <= 1:
-        emitted = _emit_inner(e, node, lhs, rhs, rhs_contract[0])
+    innermost = lhs.contract == [len(lhs.shape) - 1]
+    if innermost and not batch and len(rhs.free) <= 1:
+        emitted = _emit_inner(e, node, lhs.value, rhs.value, rhs.contract[0])
         if emitted is not None:
             return [emitted]
     # What follows is Relax's form of a matmul: batches first, then [rows, k] and [k, columns].
-    leading = list(range(batch))
     # Relax's matmul sums in the operands' dtype, which is right for full-width floats only.
-    native = result.dtype in ("float32", "float64") and lhs.type.dtype == rhs.type.dtype
-    native = native and lhs.type.dtype == result.dtype
+    native = result.dtype in ("float32", "float64")
+    native = native and lhs.value.type.dtype == rhs.value.type.dtype == result.dtype
     if (
         native
-        and lhs_batch == rhs_batch == leading
-        and lhs_contract == [len(lhs.type.shape) - 1]
-        and rhs_contract == [batch]
-        and len(rhs_free) == 1
-        and (len(lhs_free) == 1 or not batch)
+        and lhs.batch == rhs.batch == list(range(batch))
+        and innermost
+        and rhs.contract == [batch]
+        and len(rhs.free) == 1
+        and (len(lhs.free) == 1 or not batch)
     ):
-        left = e.tensor(lhs)
-        return [e.bb.emit(relax.op.matmul(left, e.tensor(rhs)))]
+        left = e.tensor(lhs.value)
+        return [e.bb.emit(relax.op.matmul(left, e.tensor(rhs.value)))]
 
     # A nest's tile of several axes, such as heads, loads weights of its own for each.
-    large = math.prod(n for n in rhs.type.shape if isinstance(n, int)) * 4 >= _LARGE
-    if native and (batch or large) and _pays_to_move(lhs, lhs_free, rhs, rhs_free, result.shape):
-        left = _moved(e, lhs, lhs_batch, lhs_free, lhs_contract)
-        right = _moved(e, rhs, rhs_batch, rhs_contract, rhs_free)
+    large = math.prod(n for n in rhs.shape if isinstance(n, int)) * 4 >= _LARGE
+    moved = native and (batch or large)
+    if moved and _pays_to_move(lhs.value, lhs.free, rhs.value, rhs.free, result.shape):
+        left = _moved(e, lhs.value, lhs.batch, lhs.free, lhs.contract)
+        right = _moved(e, rhs.value, rhs.batch, rhs.contract, rhs.free)
         product = e.bb.emit(relax.op.matmul(left, right))
         return [e.bb.emit(relax.op.reshape(product, result.shape))]
+    return [e.te(_contraction(lhs, rhs, result), lhs.value, rhs.value, name="contraction")]
 
-    # Any other layout: one loop nest indexed as the dimension numbers say.
+
+def _contraction(
+    lhs: _Factor, rhs: _Factor, result: HloType
+) -> Callable[[te.Tensor, te.Tensor], te.Tensor]:
+    """Writes a product of any layout as one loop nest, indexed as the dimension numbers say."""
+    batch, rows = len(lhs.batch), len(lhs.free)
+    extents = [lhs.shape[d] for d in lhs.contract]
     accumulate = accumulator(result.dtype)
 
     def contract(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         axes = [te.reduce_axis((0, n), name=f"k{i}") for i, n in enumerate(extents)]
 
         def element(*index: Expr) -> Expr:
-            left = index[batch : batch + len(lhs_free)]
-            right = index[batch + len(lhs_free) :]
-            at_a = _position(
-                len(lhs.type.shape),
-                (lhs_batch, index[:batch]),
-                (lhs_free, left),
-                (lhs_contract, axes),
-            )
-            at_b = _position(
-                len(rhs.type.shape),
-                (rhs_batch, index[:batch]),
-                (rhs_free, right),
-                (rhs_contract, axes),
-            )
+            at_a = lhs.at(index[:batch], index[batch : batch + rows], axes)
+            at_b = rhs.at(index[:batch], index[batch + rows :], axes)
             x, y = (
                 tirx.Cast(accumulate, scalar_rules.load(a(*at_a))),
                 tirx.Cast(accumulate, scalar_rules.load(b(*at_b))),
@@ -127,11 +154,9 @@ def _dot_general(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
             return summation(accumulate, x, y, axes)
 
         total = te.compute(result.shape, element, name="contraction")
-        if accumulate == result.dtype:
-            return total
-        return rounded(total, result)
+        return total if accumulate == result.dtype else rounded(total, result)
 
-    return [e.te(contract, lhs, rhs, name="contraction")]
+    return contract
 
 
 def _pays_to_move(
