@@ -52,9 +52,15 @@ from jaxeff_export.onnx_files._graph import OnnxError, StoredWeight, with_inner
 from jaxeff_export.onnx_files._grids import dequantized, requantized, stored_weights, without_pairs
 from jaxeff_export.onnx_files._loading import array_of, loaded
 from jaxeff_export.onnx_files._names import WeightPaths, paths_of, scope_of, settings_by_site
-from jaxeff_export.onnx_files._operators_control import CONTROL_OPERATORS
+from jaxeff_export.onnx_files._operators_ml import (
+    ML_DOMAIN,
+    ML_OPERATORS,
+    WAYS_OUT,
+    with_linear_weights,
+    without_linear_weights,
+)
 from jaxeff_export.onnx_files._operators_nn import NN_OPERATORS
-from jaxeff_export.onnx_files._operators_recurrent import RECURRENT_OPERATORS
+from jaxeff_export.onnx_files._operators_steps import CONTROL_OPERATORS, RECURRENT_OPERATORS
 from jaxeff_export.onnx_files._operators_tensors import TENSOR_OPERATORS
 
 _DEEPEST = 64  # functions and graphs inside each other
@@ -153,7 +159,7 @@ class _FloatWeights(NamedTuple):
 
 def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryModel:
     """Reads a model: weights are its parameters, statistics of batch norms its state."""
-    model = loaded(model)
+    model = with_linear_weights(loaded(model))
     arrays = {tensor.name: array_of(tensor) for tensor in model.graph.initializer}
     floats, (paths, keys), statistics, sources, integers = _FloatWeights.of(model.graph)
     names = {path: name for name, path in paths.items()}
@@ -242,6 +248,7 @@ def _with_initializers(result: onnx.ModelProto, leaves: Mapping[str, np.ndarray]
         array = leaves[tensor.name]
         reshaped |= array.shape != tuple(tensor.dims)
         tensor.CopyFrom(numpy_helper.from_array(array.astype(before), tensor.name))
+    result = without_linear_weights(result)
     if reshaped:
         # Shapes between nodes are notes of the exporter; a shape that a node has as a constant may
         # not fit any more.
@@ -316,6 +323,12 @@ class _OnnxProgram:
             return [values.get(name) for name in outputs]
         if missing := [name for name in outputs if name not in values]:
             raise OnnxError(f"from_onnx: nothing computes the result {missing[0]!r}.")
+        for name in outputs:
+            if isinstance(values[name], np.ndarray) and values[name].dtype.kind in "OSU":
+                raise OnnxError(
+                    f"from_onnx: the result {name!r} is texts: fit the model on whole numbers, or "
+                    "cut it off (onnx.utils.extract_model with the other results)."
+                )
         return [values[name] for name in outputs]
 
     def _node(
@@ -356,9 +369,9 @@ class _OnnxProgram:
             tuple(bool(name) for name in node.output),
             graph_of,
         )
-        rule = _RULES.get(node.op_type) if domain == "" else None
+        rule = _RULES.get(domain, {}).get(node.op_type)
         if schema is None or (rule is None and not _is_function(schema)):
-            raise call.refused("isn't read", domain)
+            raise call.refused(WAYS_OUT.get(node.op_type, "isn't read"), domain)
         while inputs and inputs[-1] is None and len(inputs) > schema.min_input:
             inputs.pop()
 
@@ -512,10 +525,13 @@ def _constant(call: operators.Call) -> operators.Value:
 
 
 _RULES = {
-    **operators.OPERATORS,
-    **TENSOR_OPERATORS,
-    **NN_OPERATORS,
-    **RECURRENT_OPERATORS,
-    **CONTROL_OPERATORS,
-    "Constant": _constant,
+    "": {
+        **operators.OPERATORS,
+        **TENSOR_OPERATORS,
+        **NN_OPERATORS,
+        **RECURRENT_OPERATORS,
+        **CONTROL_OPERATORS,
+        "Constant": _constant,
+    },
+    ML_DOMAIN: ML_OPERATORS,
 }
