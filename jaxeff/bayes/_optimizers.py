@@ -89,6 +89,7 @@ class IVONState(NamedTuple):
     weight_decay: Float[Array, ""]
 
 
+# 9 parameters: numbers of the paper's algorithm, as Optax's optimizers take theirs.
 @core.validate(
     learning_rate=core.any_of(core.function_of_form("learning_rate(step)"), core.positive),
     examples=core.positive,

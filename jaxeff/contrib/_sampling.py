@@ -94,6 +94,7 @@ def _drawn(
     return jnp.take_along_axis(order, drawn[..., None], -1)[..., 0]
 
 
+# 10 parameters: ways to draw a token, each alone or with others.
 @core.validate(
     key=core.single_key,
     f=core.function_of_form("f(params, tokens, cache, count)"),

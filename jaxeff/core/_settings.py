@@ -127,6 +127,7 @@ def is_concrete(value: Any) -> bool:
     )
 
 
+# 8 parameters: bounds that a number may have, of which a call gives one or two.
 def check_number(
     name: str,
     value: Any,

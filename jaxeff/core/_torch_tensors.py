@@ -218,6 +218,7 @@ def renormalize(weight: Any, indices: Tensor, max_norm: float, norm_type: float)
     return weight
 
 
+# 9 parameters: those of PyTorch's function, which calls it.
 def embedding_bag(
     weight: Any, indices: Any, offsets: Any, scale_grad_by_freq: bool = False, mode: int = SUM,
     sparse: bool = False, per_sample_weights: Any = None, include_last_offset: bool = False,

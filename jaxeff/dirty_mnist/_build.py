@@ -53,7 +53,6 @@ def build(
         DataError: A class has no digit, or too few ambiguous images are found.
     """
     tell: Say = say or (lambda line: None)
-    show = None if say is not None else False
     splits = {
         "train": (source.train_images, source.train_labels, recipe.train),
         "test": (source.test_images, source.test_labels, recipe.test),
@@ -62,16 +61,7 @@ def build(
         if missing := set(range(source.num_classes)) - set(labels.tolist()):
             raise DataError(f"{source.name}: no {split} image of class {min(missing)} to mix")
 
-    keys = jax.random.split(jax.random.key(recipe.seed), 1 + recipe.members)
-    tell(f"autoencoder, {recipe.vae_epochs} epochs")
-    vae = _recipe.train_vae(keys[0], recipe, source, folder / "vae.safetensors", show)
-    members = []
-    for i, key in enumerate(keys[1:], 1):
-        tell(f"LeNet {i} of {recipe.members}, {recipe.member_epochs} epochs")
-        path = folder / f"lenet-{i}.safetensors"
-        members.append(_recipe.train_member(key, recipe, source, path, show))
-    judge = _recipe.make_judge(recipe, source.name, vae, members)
-
+    vae, judge = _networks(recipe, source, folder, tell, None if say is not None else False)
     parts = {}
     for i, (split, (images, labels, n)) in enumerate(splits.items()):
         # A generator for each split: how many draws one takes doesn't change the other.
@@ -96,6 +86,21 @@ def build(
             "probs": probs,
         }
     return parts
+
+
+def _networks(
+    recipe: _recipe.Recipe, source: Dataset, folder: Path, tell: Say, show: bool | None
+) -> tuple[Any, Any]:
+    """Trains the autoencoder, and the classifiers that judge what it draws."""
+    keys = jax.random.split(jax.random.key(recipe.seed), 1 + recipe.members)
+    tell(f"autoencoder, {recipe.vae_epochs} epochs")
+    vae = _recipe.train_vae(keys[0], recipe, source, folder / "vae.safetensors", show)
+    members = []
+    for i, key in enumerate(keys[1:], 1):
+        tell(f"LeNet {i} of {recipe.members}, {recipe.member_epochs} epochs")
+        path = folder / f"lenet-{i}.safetensors"
+        members.append(_recipe.train_member(key, recipe, source, path, show))
+    return vae, _recipe.make_judge(recipe, source.name, vae, members)
 
 
 @validate(root=path_like, progress=function_of_form("progress(line)"))

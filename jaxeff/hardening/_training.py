@@ -1,93 +1,8 @@
 """Losses and specs that prepare a network for noise: growing levels, VANT, distillation, bits.
 
-`incremental_noise` changes noise levels during training, by any schedule:
-
-```python
-import jax
-import optax
-
-from jaxeff.hardening import incremental_noise
-from jaxeff.nn import small_classifier
-from jaxeff.noise import Additive, noisy
-from jaxeff.training import cross_entropy, fit
-
-f, params, data = small_classifier()
-loss_at = lambda spec: cross_entropy(noisy(f, spec), keyed=True)
-growing = incremental_noise(loss_at, optax.linear_schedule(0.0, 1.0, 100))
-loss = growing({"*": Additive(0.5)})
-fit(jax.random.key(0), loss, params, data, optimizer=optax.adam(1e-2), epochs=2, batch_size=32)
-```
-
-`optax.join_schedules` gives a clean start before a ramp, or stairs. Each step trains under the
-noise of
-
-```python
-from jaxeff.hardening import scale_levels
-
-halfway = scale_levels({"conv*": Additive(0.5), "fc*": None}, 0.5)
-assert halfway == {"conv*": Additive(0.25), "fc*": None}
-```
-
-By `variance_aware` training (VANT) every image sees a noise level of its own:
-
-```python
-from jaxeff.hardening import VariableLevel, variance_aware
-
-def noise_per_image(levels):                               # [batch]
-    spec = {"*": Additive(levels, along="sample")}
-    return cross_entropy(noisy(f, spec), keyed=True)
-
-loss = variance_aware(noise_per_image)(VariableLevel(sigma=1.0, theta=0.4))
-fit(jax.random.key(0), loss, params, data, optimizer=optax.adam(1e-2), epochs=2, batch_size=32)
-```
-
-A level is drawn per image and shared by all layers, afresh in every step. It is published in two
-forms: the text draws it from N(alpha sigma, theta), the authors' code takes
-alpha sigma + theta |N(0, 1)|, whose mean is larger by 0.8 theta. The code's is the default, since
-the published figures are its.
-
-```python
-from jaxeff.hardening import vant
-
-levels = vant(jax.random.key(0), sigma=1.0, theta=0.4, batch=1000)
-assert levels.min() > 0.45                                 # alpha sigma, of the half-normal form
-assert abs(levels.mean() - (0.45 + 0.8 * 0.4)) < 0.03
-```
-
-By knowledge distillation, `distilled`, a noisy student learns from a clean teacher:
-
-```python
-import functools
-
-from jaxeff.hardening import distilled
-
-teacher = functools.partial(f, params)                          # trained without noise; x -> logits
-loss = distilled(noisy(f, {"*": Additive(0.5)}), teacher, keyed=True)       # for `fit`
-```
-
-The loss is `(1 - weight) CE(labels, student) + weight T^2 KL(softmax(teacher / T) ||
-softmax(student / T))`; T^2 keeps the gradient's size independent of the temperature T.
-
-`relu_quantization` has what Klein's thesis sets for quantization-aware training by `quantized`:
-
-```python
-from jaxeff.compression import initial_ranges, quantized, running
-from jaxeff.hardening import relu_quantization
-
-f, params, (x, y) = small_classifier()
-spec = relu_quantization(4, last="fc2", scale=0.5)
-loss = cross_entropy(quantized(f, spec))                        # constant scale
-
-spec = relu_quantization(4, last="fc2")
-loss = cross_entropy(running(f, spec), mutable=True)            # dynamic scale; the state that
-ranges = initial_ranges(f, params, x, spec)                     # `fit` starts from and returns
-logits, _ = running(f, spec, training=False)(params, ranges, x)
-```
-
-Weights have one range per output channel, those of the last layer one for the whole tensor; only
-ReLUs' outputs are quantized among the activations. With a constant scale k the largest value is
-15 k with 4 bits, whose values are then multiples of k, and 256 k with 8. Noise goes around the
-quantized network, `noisy(quantized(f, spec), ...)`: a ReLU's noise follows its rounding.
+`incremental_noise` changes noise levels during training, by any schedule; by `variance_aware`
+training every image sees a level of its own; by `distilled` a noisy student learns from a clean
+teacher; `relu_quantization` has what Klein's thesis sets for quantization-aware training.
 
 Sharp edges:
     Of VANT a normal draw may be negative. As a standard deviation of symmetric noise -s is the same
@@ -118,6 +33,14 @@ from jaxeff.training import LabelledLoss, Loss, count_examples, label_loss, norm
 @core.validate(factor=core.non_negative)
 def scale_levels(spec: Any, factor: Any) -> Any:
     """Multiplies every level of a noise specification.
+
+    ```python
+    from jaxeff.hardening import scale_levels
+    from jaxeff.noise import Additive
+
+    halfway = scale_levels({"conv*": Additive(0.5), "fc*": None}, 0.5)
+    assert halfway == {"conv*": Additive(0.25), "fc*": None}
+    ```
 
     Args:
         spec: A pytree whose leaves are levels: `{pattern: setting}`, one setting, or arrays. Of a
@@ -166,6 +89,25 @@ def incremental_noise(
     loss_at: Callable[[Any], Loss], schedule: optax.Schedule
 ) -> Callable[[Any], Loss]:
     """Makes noisy training whose levels follow a schedule of the training step.
+
+    ```python
+    import jax
+    import optax
+
+    from jaxeff.hardening import incremental_noise
+    from jaxeff.nn import small_classifier
+    from jaxeff.noise import Additive, noisy
+    from jaxeff.training import cross_entropy, fit
+
+    f, params, data = small_classifier()
+    loss_at = lambda spec: cross_entropy(noisy(f, spec), keyed=True)
+    growing = incremental_noise(loss_at, optax.linear_schedule(0.0, 1.0, 100))
+    loss = growing({"*": Additive(0.5)})
+    fit(jax.random.key(0), loss, params, data, optimizer=optax.adam(1e-2), epochs=2, batch_size=32)
+    ```
+
+    `optax.join_schedules` gives a clean start before a ramp, or stairs. Each step trains under the
+    levels of `scale_levels`.
 
     Args:
         loss_at: The loss of a setting.
@@ -225,6 +167,21 @@ def vant(
 ) -> Float[Array, " batch"]:
     """Draws a noise level for each image of a batch.
 
+    A level is drawn per image and shared by all layers, afresh in every step. It is published in
+    two forms: the text draws it from N(alpha sigma, theta), the authors' code takes alpha sigma +
+    theta |N(0, 1)|, whose mean is larger by 0.8 theta. The code's is the default, since the
+    published figures are its.
+
+    ```python
+    import jax
+
+    from jaxeff.hardening import vant
+
+    levels = vant(jax.random.key(0), sigma=1.0, theta=0.4, batch=1000)
+    assert levels.min() > 0.45                             # alpha sigma, of the half-normal form
+    assert abs(levels.mean() - (0.45 + 0.8 * 0.4)) < 0.03
+    ```
+
     Args:
         key: Random key.
         sigma: The hardware's nominal noise level.
@@ -258,6 +215,27 @@ def variance_aware(
     ramp_steps: int = 0,
 ) -> Callable[[VariableLevel], Loss]:
     """Makes noisy training with a level per image.
+
+    Every image sees a noise level of its own (VANT):
+
+    ```python
+    import jax
+    import optax
+
+    from jaxeff.hardening import VariableLevel, variance_aware
+    from jaxeff.nn import small_classifier
+    from jaxeff.noise import Additive, noisy
+    from jaxeff.training import cross_entropy, fit
+
+    f, params, data = small_classifier()
+
+    def noise_per_image(levels):                               # [batch]
+        spec = {"*": Additive(levels, along="sample")}
+        return cross_entropy(noisy(f, spec), keyed=True)
+
+    loss = variance_aware(noise_per_image)(VariableLevel(sigma=1.0, theta=0.4))
+    fit(jax.random.key(0), loss, params, data, optimizer=optax.adam(1e-2), epochs=2, batch_size=32)
+    ```
 
     Args:
         loss_at: The loss of a batch whose images have these noise levels.
@@ -303,6 +281,21 @@ def distilled(
     mutable: bool = False,
 ) -> Loss:
     """Makes the loss of a student that learns from labels and from another network.
+
+    ```python
+    import functools
+
+    from jaxeff.hardening import distilled
+    from jaxeff.nn import small_classifier
+    from jaxeff.noise import Additive, noisy
+
+    f, params, data = small_classifier()
+    teacher = functools.partial(f, params)                      # trained without noise; x -> logits
+    loss = distilled(noisy(f, {"*": Additive(0.5)}), teacher, keyed=True)       # for `fit`
+    ```
+
+    The loss is `(1 - weight) CE(labels, student) + weight T^2 KL(softmax(teacher / T) ||
+    softmax(student / T))`; T^2 keeps the gradient's size independent of the temperature T.
 
     Args:
         f: The student, `f(params, x) -> logits` of shape `[batch, classes]`.
@@ -351,6 +344,28 @@ def relu_quantization(
     bits: int, *, last: str, scale: float | None = None, activations: str = "relu*"
 ) -> dict[str, Int | None]:
     """Makes the settings of quantization-aware training.
+
+    ```python
+    from jaxeff.compression import initial_ranges, quantized, running
+    from jaxeff.hardening import relu_quantization
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import cross_entropy
+
+    f, params, (x, y) = small_classifier()
+    spec = relu_quantization(4, last="fc2", scale=0.5)
+    loss = cross_entropy(quantized(f, spec))                        # constant scale
+
+    spec = relu_quantization(4, last="fc2")
+    loss = cross_entropy(running(f, spec), mutable=True)            # dynamic scale; the state that
+    ranges = initial_ranges(f, params, x, spec)                     # `fit` starts from and returns
+    logits, _ = running(f, spec, training=False)(params, ranges, x)
+    ```
+
+    Weights have one range per output channel, those of the last layer one for the whole tensor;
+    only ReLUs' outputs are quantized among the activations. With a constant scale k the largest
+    value is 15 k with 4 bits, whose values are then multiples of k, and 256 k with 8. Noise goes
+    around the quantized network, `noisy(quantized(f, spec), ...)`: a ReLU's noise follows its
+    rounding.
 
     Args:
         bits: Bit width of weights and activations.

@@ -358,28 +358,8 @@ def _rounded(
     error inside, step^2 / 12 (Sheppard's correction), but for e^(-2 pi^2). A range that is the
     array's own grows with noise, so nothing is clipped to it.
     """
-    # An equation that rounds fewer numbers makes an offset of the grid.
-    rounding = [
-        node
-        for node in layer.nodes
-        if node.primitive is p.round_p and node.outputs[0].aval.shape == x.shape
-    ]
-    if len(rounding) != 1:
-        return None
-    maker = {v: node for node in layer.nodes for v in node.outputs}
-    raw: Any = rounding[0].inputs[0]
-    # What is clipped before it is rounded has its cells before the clip.
-    while raw in maker and maker[raw].primitive in {p.max_p, p.min_p, p.clamp_p}:
-        operands = [
-            v
-            for v in maker[raw].values
-            if v.aval.shape == x.shape
-            and not (v in maker and maker[v].primitive is p.broadcast_in_dim_p)
-        ]
-        if len(operands) != 1:
-            return None
-        raw = operands[0]
-    if raw not in maker or raw.aval.shape != x.shape:
+    raw = _unrounded(layer, x.shape)
+    if raw is None:
         return None
     code: Any = run_nodes(layer.nodes, layer.inputs, at_means, (raw,))[0]
     cell = jnp.round(code)
@@ -402,9 +382,53 @@ def _rounded(
     cells = jnp.diff(jnp.concatenate([ends[0], below, ends[1]]), axis=0)
     mean = (cells * y).sum(0)
     var = (cells * (y - mean[None]) ** 2).sum(0)
+    std, shift, clipped = _clipped_moments(
+        layer, x, step, lambda far: value_of(jnp.full_like(cell, far))
+    )
+    wide = noise > 1
+    mean = jnp.where(known, jnp.where(wide, x.mean + std * shift, mean), y[_REACH])
+    return _values.Gaussian(mean, jnp.where(known, jnp.where(wide, clipped, var), 0))
+
+
+def _unrounded(layer: Layer, shape: tuple[int, ...]) -> Any:
+    """Finds the value that a layer rounds; None if more than one equation rounds, or another's."""
+    # An equation that rounds fewer numbers makes an offset of the grid.
+    rounding = [
+        node
+        for node in layer.nodes
+        if node.primitive is p.round_p and node.outputs[0].aval.shape == shape
+    ]
+    if len(rounding) != 1:
+        return None
+    maker = {v: node for node in layer.nodes for v in node.outputs}
+    raw: Any = rounding[0].inputs[0]
+    # What is clipped before it is rounded has its cells before the clip.
+    while raw in maker and maker[raw].primitive in {p.max_p, p.min_p, p.clamp_p}:
+        operands = [
+            v
+            for v in maker[raw].values
+            if v.aval.shape == shape
+            and not (v in maker and maker[v].primitive is p.broadcast_in_dim_p)
+        ]
+        if len(operands) != 1:
+            return None
+        raw = operands[0]
+    return raw if raw in maker and raw.aval.shape == shape else None
+
+
+def _clipped_moments(
+    layer: Layer,
+    x: _values.Gaussian | _values.RawMoments,
+    step: Array,
+    end_of: Callable[[float], Array],
+) -> tuple[Array, Array, Array]:
+    """Computes the moments of x clipped to a grid's ends, with the even error of a step.
+
+    Returns its deviation, the shift of its mean in deviations, and its variance after the clip.
+    """
     # Ends by their distance from the mean, in deviations of x.
     std = jnp.where(x.var > 0, jnp.sqrt(jnp.where(x.var > 0, x.var, 1)), 1)
-    low, high = ((value_of(jnp.full_like(cell, far)) - x.mean) / std for far in (-_FAR, _FAR))
+    low, high = ((end_of(far) - x.mean) / std for far in (-_FAR, _FAR))
     below_low, above_high = jax.scipy.special.ndtr(low), jax.scipy.special.ndtr(-high)
     inside = 1 - below_low - above_high
     at_low, at_high = (jnp.exp(-(end**2) / 2) / np.sqrt(2 * np.pi) for end in (low, high))
@@ -413,9 +437,7 @@ def _rounded(
     clipped = x.var * jnp.maximum(square - shift**2, 0) + inside * step**2 / 12
     if any(node.primitive in {p.reduce_max_p, p.reduce_min_p} for node in layer.nodes):
         shift, clipped = jnp.zeros_like(shift), x.var + step**2 / 12
-    wide = noise > 1
-    mean = jnp.where(known, jnp.where(wide, x.mean + std * shift, mean), y[_REACH])
-    return _values.Gaussian(mean, jnp.where(known, jnp.where(wide, clipped, var), 0))
+    return std, shift, clipped
 
 
 def _step(nearby: Array, around_zero: Array) -> Array:

@@ -8,7 +8,6 @@ carry and a branch's results keep one type.
 
 ```python
 import jax
-
 from jaxeff.nn import small_classifier
 from jaxeff.program import at_sites, evaluate, plain_rule, run_layers, trace
 
@@ -23,105 +22,6 @@ def scaled(factor, layer, key, *values):
 (doubled,) = evaluate(program, at_sites({"fc2": 2.0}, scaled), None, leaves)
 (logits,) = run_layers(program, leaves, lambda layer, inputs: plain_rule(layer, None, *inputs))
 ```
-
-Randomness: a site's key is `fold_in(fold_in(key, crc32(base name)), occurrence)`, so one site's
-noise doesn't depend on which others there are; a scan's body gets a key per iteration.
-
-```python
-from jaxeff.program import site_key
-
-fc1, fc2 = (layer for layer in program.sites if layer.site in ("fc1", "fc2"))
-key = jax.random.key(0)
-assert site_key(key, fc1) != site_key(key, fc2)         # what a rule gets as its key
-assert site_key(None, fc1) is None
-```
-
-Each layer runs under a name scope that records its site, so a transform of the result sees the same
-sites.
-
-Some transforms compute more than the layers of their function. `integer` passes codes from layer to
-layer; first-order variances are derived in reverse. Another transform would change such a program
-without an error and return wrong numbers. So these transforms *close* their results with a tag, and
-a transform that reads a program refuses closed ones that it can't act on, by name. A physical
-read-out is only marked, for it misleads moments alone.
-
-```python
-import jax.numpy as jnp
-
-from jaxeff.program import CORRELATIONS, INTEGER, check_open, closed, read_out, read_out_by
-
-f, params, (x, _) = small_classifier(4)
-
-
-def coded(params, x):                                   # as if its layers passed codes
-    return closed(f(params, x), INTEGER)
-
-
-check_open(trace(f, params, x), "noisy")
-check_open(trace(coded, params, x), "cost", allowed=(INTEGER,))      # reads codes, too
-try:
-    check_open(trace(coded, params, x), "noisy")
-except ValueError as error:
-    assert str(error).startswith("noisy can't act on integer(f, spec)")
-
-
-def lit(params, x):                                     # a layer read by a detector
-    return read_out(x @ params, "photonic")
-
-
-(layer,) = (layer for layer in trace(lit, jnp.ones((3, 2)), jnp.ones((1, 3))).layers
-            if layer.kind == "linear")
-assert read_out_by(layer.nodes) == "photonic"
-```
-
-Sharp edge: a closed result that isn't used (only the means of first-order moments are) closes
-nothing.
-
-The result of a transform calls its function under a rule:
-
-```python
-from jaxeff.program import interpret_sites, resolve
-
-f, params, (x, _) = small_classifier()
-
-
-def scaled(factor, layer, key, *values):
-    return [factor * y for y in plain_rule(layer, key, *values)]
-
-
-def factors(program):
-    return resolve({"fc*": 0.5}, program)
-
-
-logits = interpret_sites(f, factors, scaled, None, (params, x), {}, "scaled")
-```
-
-`interpret` is the same with a rule for every layer, such as one that looks at all of them:
-
-```python
-from jaxeff.program import interpret
-
-sizes = {}
-
-
-def observing(program):
-    def rule(layer, key, *values):
-        outputs = plain_rule(layer, key, *values)
-        sizes[layer.site] = max(float(abs(y).max()) for y in outputs)
-        return outputs
-
-    return rule
-
-
-logits = interpret(f, observing, None, (params, x), {})
-assert sizes["fc2"] == abs(logits).max()
-```
-
-Layers of one shape share compiled functions (`SharedPrograms`). Each layer is a function of its own
-to `jit`, which would compile every block of a decoder anew. What is lowered for two blocks is the
-same text, as long as weights, statistics and numbers of grids are arguments: so the text is what
-compiled functions are kept by. Tracing and lowering a layer takes milliseconds where compiling it
-takes tenths of a second.
 """
 
 import contextlib
@@ -150,7 +50,25 @@ Prepare = Callable[[Program, Sequence[Any]], Program]
 
 
 def site_key(key: PRNGKeyArray | None, layer: Layer) -> PRNGKeyArray | None:
-    """Returns the key of one site, derived from the transform's key."""
+    """Returns the key of one site, derived from the transform's key.
+
+    It is `fold_in(fold_in(key, crc32(base name)), occurrence)`, so one site's noise doesn't depend
+    on which others there are; a scan's body gets a key per iteration.
+
+    ```python
+    import jax
+
+    from jaxeff.nn import small_classifier
+    from jaxeff.program import site_key, trace
+
+    f, params, (x, _) = small_classifier()
+    program = trace(f, params, x)
+    fc1, fc2 = (layer for layer in program.sites if layer.site in ("fc1", "fc2"))
+    key = jax.random.key(0)
+    assert site_key(key, fc1) != site_key(key, fc2)         # what a rule gets as its key
+    assert site_key(None, fc1) is None
+    ```
+    """
     if key is None or not layer.site:
         return None
     (name,), (use,) = site_numbers([layer])
@@ -207,6 +125,9 @@ def evaluate(
     prepare: Prepare | None = None,
 ) -> list[Any]:
     """Runs a program's layers in order.
+
+    Each layer runs under a name scope that records its site, so a transform of the result sees the
+    same sites.
 
     Args:
         program: Result of `trace`.
@@ -332,7 +253,24 @@ class ClosedError(ValueError):
 
 
 def closed(values: Any, kind: str) -> Any:
-    """Tags results as those of a closed function; integers and booleans stay as they are."""
+    """Tags results as those of a closed function; integers and booleans stay as they are.
+
+    Some transforms compute more than the layers of their function. `integer` passes codes from
+    layer to layer; first-order variances are derived in reverse. Another transform would change
+    such a program without an error and return wrong numbers. So these transforms *close* their
+    results with a tag, and a transform that reads a program refuses closed ones that it can't act
+    on, by name (`check_open`).
+
+    Sharp edge: a closed result that isn't used (only the means of first-order moments are) closes
+    nothing.
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.program import INTEGER, closed
+
+    assert closed(jnp.float32(2.0), INTEGER) == 2.0         # a tag alone: the number stays
+    ```
+    """
     return jax.tree.map(lambda x: _tagged(x, CLOSED_TAG + kind), values)
 
 
@@ -367,12 +305,48 @@ def methods_chosen(closed: ClosedJaxpr) -> set[str]:
 
 
 def read_out(value: Any, transform: str) -> Any:
-    """Tags a layer's result as read out of codes or light by a transform."""
+    """Tags a layer's result as read out of codes or light by a transform.
+
+    It is only marked, not closed: a physical read-out misleads moments alone.
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.program import read_out, read_out_by, trace
+
+
+    def lit(params, x):                                     # a layer read by a detector
+        return read_out(x @ params, "photonic")
+
+
+    (layer,) = (layer for layer in trace(lit, jnp.ones((3, 2)), jnp.ones((1, 3))).layers
+                if layer.kind == "linear")
+    assert read_out_by(layer.nodes) == "photonic"
+    ```
+    """
     return _tagged(value, READ_OUT_TAG + transform)
 
 
 def check_open(program: Program, transform: str, allowed: Iterable[str] = ()) -> None:
     """Checks that a transform can act on the layers of a program.
+
+    ```python
+    from jaxeff.nn import small_classifier
+    from jaxeff.program import INTEGER, check_open, closed, trace
+
+    f, params, (x, _) = small_classifier(4)
+
+
+    def coded(params, x):                                   # as if its layers passed codes
+        return closed(f(params, x), INTEGER)
+
+
+    check_open(trace(f, params, x), "noisy")
+    check_open(trace(coded, params, x), "cost", allowed=(INTEGER,))      # reads codes, too
+    try:
+        check_open(trace(coded, params, x), "noisy")
+    except ValueError as error:
+        assert str(error).startswith("noisy can't act on integer(f, spec)")
+    ```
 
     Args:
         program: The program.
@@ -392,7 +366,16 @@ def check_open(program: Program, transform: str, allowed: Iterable[str] = ()) ->
 
 
 def read_out_by(nodes: Iterable[Node]) -> str:
-    """Returns the transform that reads a layer out physically, or an empty string."""
+    """Returns the transform that reads a layer out physically, or an empty string.
+
+    ```python
+    from jaxeff.nn import small_classifier
+    from jaxeff.program import read_out_by, trace
+
+    f, params, (x, _) = small_classifier(4)
+    assert not any(read_out_by(layer.nodes) for layer in trace(f, params, x).layers)
+    ```
+    """
     return _tag_of(nodes, READ_OUT_TAG)
 
 
@@ -418,6 +401,29 @@ def interpret(
     transform: str = "This transform",
 ) -> Any:
     """Reads `f` at its arguments and evaluates it under the rule made for its program.
+
+    The rule is called for every layer; this one looks at all of them:
+
+    ```python
+    from jaxeff.nn import small_classifier
+    from jaxeff.program import interpret, plain_rule
+
+    f, params, (x, _) = small_classifier()
+    sizes = {}
+
+
+    def observing(program):
+        def rule(layer, key, *values):
+            outputs = plain_rule(layer, key, *values)
+            sizes[layer.site] = max(float(abs(y).max()) for y in outputs)
+            return outputs
+
+        return rule
+
+
+    logits = interpret(f, observing, None, (params, x), {})
+    assert sizes["fc2"] == abs(logits).max()
+    ```
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -458,6 +464,24 @@ def interpret_sites(
     transform: str,
 ) -> Any:
     """Evaluates `f` with a rule for the layers that have a setting; without any it is `f` itself.
+
+    ```python
+    from jaxeff.nn import small_classifier
+    from jaxeff.program import interpret_sites, plain_rule, resolve
+
+    f, params, (x, _) = small_classifier()
+
+
+    def scaled(factor, layer, key, *values):
+        return [factor * y for y in plain_rule(layer, key, *values)]
+
+
+    def factors(program):
+        return resolve({"fc*": 0.5}, program)
+
+
+    logits = interpret_sites(f, factors, scaled, None, (params, x), {}, "scaled")
+    ```
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -547,6 +571,12 @@ class SharedPrograms:
     """Runs functions of arrays compiled, the same ones once.
 
     `programs(f, *args)` is `jax.jit(f)(*args)`. Keep one for a loop over layers, and drop it after.
+
+    Layers of one shape share compiled functions. Each layer is a function of its own to `jit`,
+    which would compile every block of a decoder anew. What is lowered for two blocks is the same
+    text, as long as weights, statistics and numbers of grids are arguments: so the text is what
+    compiled functions are kept by. Tracing and lowering a layer takes milliseconds where compiling
+    it takes tenths of a second.
     """
 
     def __init__(self) -> None:

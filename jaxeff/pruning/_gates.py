@@ -1,112 +1,11 @@
 """What training adds so that channels can go: gates that are learnt, and penalties.
 
-`HardConcrete` opens or closes gates at a price for open ones: every channel has a gate z in [0, 1]
-that is exactly zero with a probability that is learnt, and the loss has the expected number of what
-is left added, which is differentiable:
-
-```text
-E |.|_0 = sum_g n_g sum_c P(z_gc > 0)
-```
-
-with n_g the parameters that a channel of group g takes along (or one).
-
-```python
-import jax
-import optax
-
-from jaxeff.nn import small_classifier
-from jaxeff.pruning import channels, masked, pruned
-from jaxeff.pruning.gates import HardConcrete
-from jaxeff.training import fit, stateless
-
-f, params, (x, y) = small_classifier()
-gates = HardConcrete.start(channels(f, params, x), open=0.9)
-
-def loss(key, learnt, batch):
-    params, gates = learnt
-    x, y = batch
-    logits = masked(f, gates.draw(key))(params, x)
-    fit = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-    return fit + 1e-4 * gates.expected()
-
-run = fit(jax.random.key(0), stateless(loss), (params, gates), (x, y),
-          optimizer=optax.adam(1e-2), epochs=1, batch_size=64)
-params, gates = run.params
-soft, plan = gates.deterministic(), gates.deterministic().above(0)  # numbers, and what they keep
-g, small = pruned(masked(f, soft), plan), plan.shrink(params)
-```
-
-The last line has the smaller model with its gates in it; `pruned(f, plan)` is the one without, to
-be trained on.
-
-`DropoutGates` is Gaussian dropout on channels whose rates are learnt: each is multiplied by z ~
-N(mu, alpha mu^2). With the improper prior p(|z|) ~ 1 / |z| the divergence from it depends on alpha
-alone, up to a constant; a channel whose log alpha grows beyond 3 (a dropout rate above .95) carries
-noise, and is removed.
-
-```python
-from jaxeff.pruning.gates import DropoutGates
-
-f, params, data = small_classifier()
-gates = DropoutGates.start(channels(f, params, data[0]))
-
-def loss(key, learnt, batch):
-    params, gates = learnt
-    x, y = batch
-    logits = masked(f, gates.draw(key))(params, x)
-    fit = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-    return fit + gates.penalty() / len(data[1])
-
-run = fit(jax.random.key(0), stateless(loss), (params, gates), data,
-          optimizer=optax.adam(1e-2), epochs=1, batch_size=64)
-params, gates = run.params
-plan = gates.plan()
-```
-
-The divergence is Molchanov et al.'s approximation (eq. 14), within a hundredth of the integral.
-
-Penalties make whole channels small, `group_lasso` by all their weights:
-
-```python
-from jaxeff.pruning import group_lasso
-from jaxeff.training import cross_entropy
-
-f, params, (x, y) = small_classifier()
-groups, unpenalized = channels(f, params, x), cross_entropy(f)
-
-def loss(key, params, state, batch, step):
-    value, state = unpenalized(key, params, state, batch, step)
-    return value + 1e-3 * group_lasso(params, groups), state
-
-(value, _), gradient = jax.value_and_grad(loss, 1, True)(jax.random.key(0), params, None, (x, y), 0)
-```
-
-`slimming` penalises the scales of normalizations alone:
-
-```python
-from flax import nnx
-from jaxeff import functional
-from jaxeff.pruning import slimming
-
-rngs = nnx.Rngs(0)
-layers = nnx.Linear(3, 5, rngs=rngs), nnx.LayerNorm(5, rngs=rngs), nnx.relu
-normalized, params = functional(nnx.Sequential(*layers, nnx.Linear(5, 2, rngs=rngs)))
-groups = channels(normalized, params, jax.numpy.ones((4, 3)))
-assert slimming(params, groups) == 5                     # five scales, which start at one
-```
+`HardConcrete` and `DropoutGates` are gates on channels, that open and close or are dropped at rates
+that are learnt. Penalties make whole channels small, `group_lasso` by all their weights, `slimming`
+by the scales of normalizations alone.
 
 A gradient step makes norms small but never zero; `prune_plan` with a score (`l2`,
 `batch_norm_scale`) then removes what is smallest.
-
-The gates of `HardConcrete` are between 0 and 1, often exactly 0 or 1, and learnt by gradients. For
-a location phi and uniform u,
-
-```text
-z = clip((ZETA - GAMMA) sigmoid((log(u / (1 - u)) + phi) / TAU) + GAMMA, 0, 1)
-```
-
-with TAU = 2/3, GAMMA = -0.1 and ZETA = 1.1 isn't zero with probability
-sigmoid(phi - TAU log(-GAMMA / ZETA)) (Louizos et al., eqs. 10 to 13).
 
 Sharp edges:
     One gate is drawn for a whole batch, as the papers do; per weight, and per example by local
@@ -167,7 +66,57 @@ def deterministic_gates(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 @core.register_setting
 @dataclass(frozen=True, eq=False)
 class HardConcrete(core.Setting):
-    """Gates on groups of channels.
+    """Gates on groups of channels, that open and close.
+
+    They open or close at a price for open ones: every channel has a gate z in [0, 1] that is
+    exactly zero with a probability that is learnt, and the loss has the expected number of what is
+    left added, which is differentiable:
+
+    ```text
+    E |.|_0 = sum_g n_g sum_c P(z_gc > 0)
+    ```
+
+    with n_g the parameters that a channel of group g takes along (or one).
+
+    ```python
+    import jax
+    import optax
+
+    from jaxeff.nn import small_classifier
+    from jaxeff.pruning import channels, masked, pruned
+    from jaxeff.pruning.gates import HardConcrete
+    from jaxeff.training import fit, stateless
+
+    f, params, (x, y) = small_classifier()
+    gates = HardConcrete.start(channels(f, params, x), open=0.9)
+
+    def loss(key, learnt, batch):
+        params, gates = learnt
+        x, y = batch
+        logits = masked(f, gates.draw(key))(params, x)
+        fit = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+        return fit + 1e-4 * gates.expected()
+
+    run = fit(jax.random.key(0), stateless(loss), (params, gates), (x, y),
+              optimizer=optax.adam(1e-2), epochs=1, batch_size=64)
+    params, gates = run.params
+    soft = gates.deterministic()                        # numbers,
+    plan = soft.above(0)                                # and the channels that they keep
+    g, small = pruned(masked(f, soft), plan), plan.shrink(params)
+    ```
+
+    The last line has the smaller model with its gates in it; `pruned(f, plan)` is the one without,
+    to be trained on.
+
+    Gates are between 0 and 1, often exactly 0 or 1, and learnt by gradients.
+    For a location phi and uniform u,
+
+    ```text
+    z = clip((ZETA - GAMMA) sigmoid((log(u / (1 - u)) + phi) / TAU) + GAMMA, 0, 1)
+    ```
+
+    with TAU = 2/3, GAMMA = -0.1 and ZETA = 1.1 isn't zero with probability
+    sigmoid(phi - TAU log(-GAMMA / ZETA)) (Louizos et al., eqs. 10 to 13).
 
     Attributes:
         location: phi by group, `[channels]`: what is learnt.
@@ -274,6 +223,38 @@ def dropout_divergence(log_alpha: Float[Array, "*shape"]) -> Float[Array, "*shap
 class DropoutGates(core.Setting):
     """Gaussian gates on groups of channels.
 
+    This is Gaussian dropout on channels whose rates are learnt: each is multiplied by z ~ N(mu,
+    alpha mu^2). With the improper prior p(|z|) ~ 1 / |z| the divergence from it depends on alpha
+    alone, up to a constant; a channel whose log alpha grows beyond 3 (a dropout rate above .95)
+    carries noise, and is removed.
+
+    ```python
+    import jax
+    import optax
+
+    from jaxeff.nn import small_classifier
+    from jaxeff.pruning import channels, masked
+    from jaxeff.pruning.gates import DropoutGates
+    from jaxeff.training import fit, stateless
+
+    f, params, data = small_classifier()
+    gates = DropoutGates.start(channels(f, params, data[0]))
+
+    def loss(key, learnt, batch):
+        params, gates = learnt
+        x, y = batch
+        logits = masked(f, gates.draw(key))(params, x)
+        fit = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+        return fit + gates.penalty() / len(data[1])
+
+    run = fit(jax.random.key(0), stateless(loss), (params, gates), data,
+              optimizer=optax.adam(1e-2), epochs=1, batch_size=64)
+    params, gates = run.params
+    plan = gates.plan()
+    ```
+
+    The divergence is Molchanov et al.'s approximation (eq. 14), within a hundredth of the integral.
+
     Attributes:
         mean: mu by group, `[channels]`.
         log_variance: The logarithm of alpha mu^2, learnt in the place of alpha: its gradient has
@@ -357,6 +338,24 @@ def group_lasso(params: Any, channels: Channels) -> Float[Array, ""]:
     sum_g sqrt(n_g) sum_c |w_gc|_2
     ```
 
+    ```python
+    import jax
+
+    from jaxeff.nn import small_classifier
+    from jaxeff.pruning import channels, group_lasso
+    from jaxeff.training import cross_entropy
+
+    f, params, (x, y) = small_classifier()
+    groups, unpenalized = channels(f, params, x), cross_entropy(f)
+
+    def loss(key, params, state, batch, step):
+        value, state = unpenalized(key, params, state, batch, step)
+        return value + 1e-3 * group_lasso(params, groups), state
+
+    graded = jax.value_and_grad(loss, 1, has_aux=True)
+    (value, _), gradient = graded(jax.random.key(0), params, None, (x, y), 0)
+    ```
+
     Args:
         params: Parameters; held groups don't count.
         channels: The model's groups.
@@ -395,6 +394,20 @@ def group_lasso(params: Any, channels: Channels) -> Float[Array, ""]:
 @core.validate(channels=core.instance_of(Channels))
 def slimming(params: Any, channels: Channels) -> Float[Array, ""]:
     """Returns the magnitudes of all scales of normalizations: the l1 penalty of network slimming.
+
+    ```python
+    import jax
+    from flax import nnx
+
+    from jaxeff import functional
+    from jaxeff.pruning import channels, slimming
+
+    rngs = nnx.Rngs(0)
+    layers = nnx.Linear(3, 5, rngs=rngs), nnx.LayerNorm(5, rngs=rngs), nnx.relu
+    normalized, params = functional(nnx.Sequential(*layers, nnx.Linear(5, 2, rngs=rngs)))
+    groups = channels(normalized, params, jax.numpy.ones((4, 3)))
+    assert slimming(params, groups) == 5                     # five scales, which start at one
+    ```
 
     Source: Liu et al., "Learning Efficient Convolutional Networks through Network Slimming",
     arXiv:1708.06519, eq. 1.

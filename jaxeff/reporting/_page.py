@@ -7,6 +7,7 @@ same in every form; the templates beside this file only lay them out.
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import io
 import json
@@ -502,15 +503,8 @@ def _predictions(part: Chapter, of: Mapping[str, Any]) -> Chapter:
         text = "Share of wrong predictions over the share of inputs that are accepted"
         part.figures.append(_figure(draw_risks, text))
     if len(sets) > 1:
-
-        def draw_scores(axes: Any) -> None:
-            scores = {name: _floats(judged["scores"]) for name, judged in sets.items()}
-            edges = np.histogram_bin_edges(np.concatenate([*scores.values()]), 30)
-            for color, (name, values) in zip(COLORS, scores.items(), strict=False):
-                axes.hist(values, edges, density=True, alpha=0.6, color=color, label=name)
-            axes.set(xlabel=f"{of['score']}, nats", ylabel="density")
-            axes.legend()
-
+        scores = {name: _floats(judged["scores"]) for name, judged in sets.items()}
+        draw_scores = functools.partial(_draw_histograms, scores=scores, of=of["score"])
         part.figures.append(
             _figure(draw_scores, f"Histograms of {of['score']}, in and out of domain")
         )
@@ -525,6 +519,15 @@ def _predictions(part: Chapter, of: Mapping[str, Any]) -> Chapter:
     ]
     part.tables.append(Table(("", *(f"{name}>" for name in sets)), rows))
     return part
+
+
+def _draw_histograms(axes: Any, scores: Mapping[str, np.ndarray], of: str) -> None:
+    """Draws the scores of sets of inputs in common bins; `of` is what they are, in nats."""
+    edges = np.histogram_bin_edges(np.concatenate([*scores.values()]), 30)
+    for color, (name, values) in zip(COLORS, scores.items(), strict=False):
+        axes.hist(values, edges, density=True, alpha=0.6, color=color, label=name)
+    axes.set(xlabel=f"{of}, nats", ylabel="density")
+    axes.legend()
 
 
 def _moments(part: Chapter, of: Mapping[str, Any]) -> Chapter:

@@ -5,8 +5,7 @@ target's place in one step. A process killed at any moment leaves the old conten
 it had written so far stays under a hidden name that ends in ``.partial``, which the next write to
 the same target removes. Several processes may write one target at once: the last one wins.
 
-An error of the file system, such as a full disk, names the file that was to be written: the system
-itself names a temporary one, or none.
+An error of the file system, such as a full disk, names the file that was to be written.
 
 ```python
 from pathlib import Path
@@ -17,65 +16,6 @@ write_atomically("notes.txt", "whole, or not at all")
 with atomic_file("notes.txt") as path:                  # for what writes by itself
     path.write_text("newer")
 assert Path("notes.txt").read_text() == "newer"
-```
-
-A folder is replaced if a file in it lists all that it holds, so that nobody's own files are lost:
-
-```python
-import json
-
-from jaxeff.store import atomic_folder, require_absent
-
-for version in ("first", "second"):
-    with atomic_folder(Path("bundle"), "files.json", json.loads) as folder:
-        (folder / "notes.txt").write_text(version)
-        (folder / "files.json").write_text('["notes.txt"]')
-assert Path("bundle/notes.txt").read_text() == "second"
-
-assert require_absent(Path("bundle"), "files.json", json.loads) == {"files.json", "notes.txt"}
-Path("bundle/mine.txt").touch()
-try:
-    require_absent(Path("bundle"), "files.json", json.loads)     # before work that takes long
-except FileExistsError as error:
-    assert "mine.txt" in str(error)
-```
-
-What a damaged file leads to while it is read becomes one error, which names the file:
-
-```python
-from jaxeff.store import CheckpointError, reading_errors
-
-try:
-    with reading_errors("notes.json"):
-        json.loads("{}")["weights"]
-except CheckpointError as error:
-    assert "notes.json is damaged" in str(error)
-```
-
-`open_regular` opens files that others made, regular files alone. A folder from elsewhere may hold
-links, pipes and devices as well. A pipe without a writer blocks its reader, ``/dev/zero`` has no
-end, and a link leads out of the folder.
-
-```python
-from jaxeff.store import open_regular
-
-Path("theirs.json").write_text("{}")
-with open_regular("theirs.json", links=False) as (file, size):
-    content = file.read(min(size, 1_000_000))            # never more than a file may hold
-try:
-    with open_regular("/dev/zero") as (file, size):
-        file.read()
-except OSError as error:
-    assert "it is a device, not a regular file" in str(error)
-```
-
-`cache_folder` is for what is made once and used again: built data sets, an emulated board.
-
-```python
-from jaxeff.store import cache_folder
-
-kept = cache_folder() / "dirty-mnist"                # such as ~/.cache/jaxeff/dirty-mnist
-print(sorted(path.name for path in kept.glob("*")))  # the data sets that were built, if any
 ```
 
 Sharp edges:
@@ -117,6 +57,25 @@ def open_regular(
     path: str | os.PathLike[str], *, links: bool = True
 ) -> Iterator[tuple[BinaryIO, int]]:
     """Opens a regular file for reading, and nothing else.
+
+    It is for files that others made: a folder from elsewhere may hold links, pipes and devices as
+    well. A pipe without a writer blocks its reader, ``/dev/zero`` has no end, and a link leads out
+    of the folder.
+
+    ```python
+    from pathlib import Path
+
+    from jaxeff.store import open_regular
+
+    Path("theirs.json").write_text("{}")
+    with open_regular("theirs.json", links=False) as (file, size):
+        content = file.read(min(size, 1_000_000))            # never more than a file may hold
+    try:
+        with open_regular("/dev/zero") as (file, size):
+            file.read()
+    except OSError as error:
+        assert "it is a device, not a regular file" in str(error)
+    ```
 
     Args:
       path: The file.
@@ -241,6 +200,15 @@ def named_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
 def require_absent(path: Path, mark: str, listed: Listed) -> frozenset[str]:
     """Refuses a place where something would be lost.
 
+    ```python
+    import json
+    from pathlib import Path
+
+    from jaxeff.store import require_absent
+
+    require_absent(Path("bundle of tomorrow"), "files.json", json.loads)    # before long work
+    ```
+
     Args:
       path: Path at which a folder is to be written.
       mark: The file of such a folder that lists the others.
@@ -292,6 +260,29 @@ def require_absent(path: Path, mark: str, listed: Listed) -> frozenset[str]:
 @contextlib.contextmanager
 def atomic_folder(path: Path, mark: str, listed: Listed) -> Iterator[Path]:
     """Yields a temporary folder that takes the place of ``path`` when the block succeeds.
+
+    A folder is replaced if a file in it lists all that it holds, so that nobody's own files are
+    lost:
+
+    ```python
+    import json
+    from pathlib import Path
+
+    from jaxeff.store import atomic_folder, require_absent
+
+    for version in ("first", "second"):
+        with atomic_folder(Path("bundle"), "files.json", json.loads) as folder:
+            (folder / "notes.txt").write_text(version)
+            (folder / "files.json").write_text('["notes.txt"]')
+    assert Path("bundle/notes.txt").read_text() == "second"
+
+    assert require_absent(Path("bundle"), "files.json", json.loads) == {"files.json", "notes.txt"}
+    Path("bundle/mine.txt").touch()
+    try:
+        require_absent(Path("bundle"), "files.json", json.loads)
+    except FileExistsError as error:
+        assert "mine.txt" in str(error)
+    ```
 
     Args:
       path: The folder to write. One that is there is replaced only if all that it holds is the file
@@ -444,7 +435,17 @@ def _escaped(name: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Chooses ``$JAXEFF_CACHE``, else ``jaxeff`` in the user's cache folder; it may not exist."""
+    """Chooses ``$JAXEFF_CACHE``, else ``jaxeff`` in the user's cache folder; it may not exist.
+
+    It is for what is made once and used again: built data sets, an emulated board.
+
+    ```python
+    from jaxeff.store import cache_folder
+
+    kept = cache_folder() / "dirty-mnist"                # such as ~/.cache/jaxeff/dirty-mnist
+    print(sorted(path.name for path in kept.glob("*")))  # the data sets that were built, if any
+    ```
+    """
     if chosen := os.environ.get("JAXEFF_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxeff"
@@ -457,6 +458,18 @@ class CheckpointError(ValueError):
 @contextlib.contextmanager
 def reading_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turns what a malformed file leads to (a missing key, another type) into an error of its own.
+
+    ```python
+    import json
+
+    from jaxeff.store import CheckpointError, reading_errors
+
+    try:
+        with reading_errors("notes.json"):
+            json.loads("{}")["weights"]
+    except CheckpointError as error:
+        assert "notes.json is damaged" in str(error)
+    ```
 
     Raises:
       CheckpointError: It names the file.

@@ -142,6 +142,36 @@ def full_loss(loss: Callable[..., Any]) -> Loss:
     return full
 
 
+def _update(
+    loss: Callable[..., Any], optimizer: optax.GradientTransformationExtraArgs
+) -> Callable[[TrainState, Key[Array, ""], Any], tuple[TrainState, Metrics]]:
+    """Makes one update by a batch, of a loss in its full form."""
+
+    def update(carry: TrainState, key: Key[Array, ""], batch: Any) -> tuple[TrainState, Metrics]:
+        def objective(params: Any) -> tuple[Any, tuple[Metrics, Any]]:
+            return loss(key, params, carry.state, batch, carry.step)
+
+        # Line searches (`optax.lbfgs`) ask for the value, and for the function itself.
+        (value, (metrics, state)), grads = jax.value_and_grad(objective, has_aux=True)(carry.params)
+        if "loss" in metrics:
+            raise ValueError("a metric can't be called 'loss': the loss itself has that name.")
+        updates, opt_state = optimizer.update(
+            grads,
+            carry.opt_state,
+            carry.params,
+            **accepted(
+                optimizer,
+                value=value,
+                grad=grads,
+                grad_fn=lambda params, _: jax.grad(objective, has_aux=True)(params)[0],
+            ),
+        )
+        params = optax.apply_updates(carry.params, updates)
+        return TrainState(params, state, opt_state, carry.step + 1), {"loss": value, **metrics}
+
+    return update
+
+
 @validate(loss=function_of_form(FORMS))
 def make_epoch(
     loss: Callable[..., Any], optimizer: optax.GradientTransformation, batch_size: int
@@ -167,27 +197,7 @@ def make_epoch(
     loss = full_loss(loss)
     optimizer = optax.with_extra_args_support(optimizer)
 
-    def update(carry: TrainState, key: Key[Array, ""], batch: Any) -> tuple[TrainState, Metrics]:
-        def objective(params: Any) -> tuple[Any, tuple[Metrics, Any]]:
-            return loss(key, params, carry.state, batch, carry.step)
-
-        # Line searches (`optax.lbfgs`) ask for the value, and for the function itself.
-        (value, (metrics, state)), grads = jax.value_and_grad(objective, has_aux=True)(carry.params)
-        if "loss" in metrics:
-            raise ValueError("a metric can't be called 'loss': the loss itself has that name.")
-        updates, opt_state = optimizer.update(
-            grads,
-            carry.opt_state,
-            carry.params,
-            **accepted(
-                optimizer,
-                value=value,
-                grad=grads,
-                grad_fn=lambda params, _: jax.grad(objective, has_aux=True)(params)[0],
-            ),
-        )
-        params = optax.apply_updates(carry.params, updates)
-        return TrainState(params, state, opt_state, carry.step + 1), {"loss": value, **metrics}
+    update = _update(loss, optimizer)
 
     def epoch(carry: TrainState, key: Key[Array, ""], data: Any) -> tuple[TrainState, Metrics]:
         n = count_examples(data)

@@ -101,32 +101,12 @@ def decide_layouts(
     open_: dict[str, str] = {}
     evidence: dict[int, set[Layout]] = {}
     for name, tensor in pairs.items():
-        array, parameter = arrays[tensor], parse_name(name)
-        options = fitting_layouts(shapes[name], parameter, array.shape)
-        if "mirrored" in options and mirrored is not None:
-            options &= {"mirrored"} if name in mirrored else {"reversed", "as is"}
-        elif {"mirrored", "reversed"} <= options:
-            says = (
-                known[tensor] == "reversed" if tensor in known else _says_convolution(name, tensor)
-            )
-            if not says:
-                raise WeightsError(
-                    f"{tensor!r} {list(array.shape)} for {name!r} has as many channels in as out, "
-                    "so it may be of a convolution, or of a transposed one, whose kernel Flax "
-                    f"mirrors. If it is a convolution, mirrored=(); if not, mirrored=({name!r},), "
-                    "or mirrored=() where its layer has transpose_kernel=True. Patterns stand for "
-                    "several."
-                )
-            options.discard("mirrored")
-        if not options:
-            raise WeightsError(
-                f"{tensor!r} {list(array.shape)} doesn't become {name!r} {list(shapes[name])} by "
-                "any known layout: give a rule with a function."
-            )
+        array = arrays[tensor]
+        options = _options(name, tensor, array, shapes[name], known.get(tensor), mirrored)
         if len(options) == 1:
             (layouts[name],) = options
             line = sum(n != 1 for n in array.shape) <= 1
-            kernel = is_kernel(parameter) and layouts[name] != "mirrored"
+            kernel = is_kernel(parse_name(name)) and layouts[name] != "mirrored"
             if kernel and not line and name not in tied:
                 evidence.setdefault(array.ndim, set()).add(layouts[name])
         elif known.get(tensor) in options:
@@ -149,6 +129,37 @@ def decide_layouts(
             )
         (layouts[name],) = seen
     return layouts
+
+
+def _options(
+    name: str,
+    tensor: str,
+    array: np.ndarray,
+    shape: tuple[int, ...],
+    known: Layout | None,
+    mirrored: Collection[str] | None,
+) -> set[Layout]:
+    """Lists how a tensor may lie, by its shape and by what is said of mirrored kernels."""
+    options = fitting_layouts(shape, parse_name(name), array.shape)
+    if "mirrored" in options and mirrored is not None:
+        options &= {"mirrored"} if name in mirrored else {"reversed", "as is"}
+    elif {"mirrored", "reversed"} <= options:
+        says = known == "reversed" if known is not None else _says_convolution(name, tensor)
+        if not says:
+            raise WeightsError(
+                f"{tensor!r} {list(array.shape)} for {name!r} has as many channels in as out, "
+                "so it may be of a convolution, or of a transposed one, whose kernel Flax "
+                f"mirrors. If it is a convolution, mirrored=(); if not, mirrored=({name!r},), "
+                "or mirrored=() where its layer has transpose_kernel=True. Patterns stand for "
+                "several."
+            )
+        options.discard("mirrored")
+    if not options:
+        raise WeightsError(
+            f"{tensor!r} {list(array.shape)} doesn't become {name!r} {list(shape)} by "
+            "any known layout: give a rule with a function."
+        )
+    return options
 
 
 def refuse_flattened(

@@ -117,34 +117,46 @@ def write_bundle(parts: BundleParts, path: Path) -> files.Manifest:
             written[name] = {"size": len(content), "sha256": digest(content)}
             write_atomically(folder / name, content)
         # After all other files, whose sizes and checksums it has.
-        manifest = files.Manifest(
-            target_name=parts.target_name,
-            target=parts.target,
-            machine=parts.machine,
-            processor_features=parts.processor_features,
-            arguments=parts.arguments,
-            parameters=tuple(artifact.inputs[index] for index in kept),
-            derived=tuple(
-                TensorSpec(f"derived[{index}]", array.shape, str(array.dtype))
-                for index, array in enumerate(parts.derived)
-            ),
-            operands=operands,
-            inputs=artifact.inputs[bound:],
-            outputs=artifact.outputs,
-            structure=artifact.structure,
-            versions=parts.versions,
-            files=written,
-            kernels=parts.kernels,
-            calls=parts.calls,
-            tiles=parts.tiles,
-            batches=tuple(pair.batch for pair in parts.recorded if pair.batch is not None),
-            rounds_inputs=parts.rounds_inputs,
-            verdict=parts.verdict,
-            state=parts.state,
-            placed=placed,
-        )
+        manifest = _manifest(parts, kept, operands, written, placed)
         write_atomically(folder / files.MANIFEST, manifest.to_bytes())
     return manifest
+
+
+def _manifest(
+    parts: BundleParts,
+    kept: Sequence[int],
+    operands: tuple[int, ...],
+    written: Mapping[str, Mapping[str, Any]],
+    placed: Mapping[str, tuple[int, int, int]],
+) -> files.Manifest:
+    """Describes a bundle of these parts, whose files are `written`."""
+    artifact, bound = parts.artifact, len(parts.parameters)
+    return files.Manifest(
+        target_name=parts.target_name,
+        target=parts.target,
+        machine=parts.machine,
+        processor_features=parts.processor_features,
+        arguments=parts.arguments,
+        parameters=tuple(artifact.inputs[index] for index in kept),
+        derived=tuple(
+            TensorSpec(f"derived[{index}]", array.shape, str(array.dtype))
+            for index, array in enumerate(parts.derived)
+        ),
+        operands=operands,
+        inputs=artifact.inputs[bound:],
+        outputs=artifact.outputs,
+        structure=artifact.structure,
+        versions=parts.versions,
+        files=written,
+        kernels=parts.kernels,
+        calls=parts.calls,
+        tiles=parts.tiles,
+        batches=tuple(pair.batch for pair in parts.recorded if pair.batch is not None),
+        rounds_inputs=parts.rounds_inputs,
+        verdict=parts.verdict,
+        state=parts.state,
+        placed=placed,
+    )
 
 
 def _placed(
@@ -209,15 +221,7 @@ def build(
     from jaxeff_export import compiler
 
     if path is None:
-        home = Path(tempfile.mkdtemp(prefix="jaxeff-bundle-"))
-        try:
-            bundle = build(example, target, home / "bundle", say, database)
-        except BaseException:
-            shutil.rmtree(home, ignore_errors=True)
-            raise
-        # The folder is removed once nobody holds the bundle, or when the process ends.
-        weakref.finalize(bundle, shutil.rmtree, home, ignore_errors=True)
-        return bundle
+        return _in_temporary_folder(lambda home: build(example, target, home, say, database))
     path = Path(path)
     # Before minutes of compiling; checked once more when the folder is written.
     require_absent(path, files.MANIFEST, files.own_files)
@@ -277,6 +281,18 @@ def build(
         bundle = Bundle(path, write_bundle(parts, path), example.treedef, lifted)
         bundle.take_library(c_library)
         return bundle
+
+
+def _in_temporary_folder(build_at: Callable[[Path], Bundle]) -> Bundle:
+    """Builds a bundle whose folder goes once nobody holds it, or when the process ends."""
+    home = Path(tempfile.mkdtemp(prefix="jaxeff-bundle-"))
+    try:
+        bundle = build_at(home / "bundle")
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+    weakref.finalize(bundle, shutil.rmtree, home, ignore_errors=True)
+    return bundle
 
 
 def _derived(

@@ -128,6 +128,7 @@ def _target(target: str) -> str | Mapping[str, Any]:
 _COLUMNS = ("parameters", "reads", "writes", "scratch", "live")
 
 
+# 11 parameters: the options of a command are read off its function.
 def c(
     bundle: BundlePath,
     folder: Annotated[Path, typer.Argument(help="The library's folder, written or replaced.")],
@@ -186,15 +187,17 @@ def c(
         for what, size in sizes.to_json().items():
             console.print(f"{what}: {size:,} bytes", highlight=False)
         if steps:
-            rows = table(
-                "kernel", *_COLUMNS, "held for later", title="bytes of each call, in order"
-            )
-            for step in library.steps:
-                sizes_of = (f"{getattr(step, name):,}" for name in _COLUMNS)
-                held = ", ".join(f"{size:,} of {kernel}" for kernel, size in step.held)
-                rows.add_row(step.kernel, *sizes_of, held)
-            console.print(rows, markup=False)
+            _show_steps(library.steps)
         console.print(f"{library.folder}: README.md says how its example is built", markup=False)
+
+
+def _show_steps(steps: Sequence[Any]) -> None:
+    rows = table("kernel", *_COLUMNS, "held for later", title="bytes of each call, in order")
+    for step in steps:
+        sizes = (f"{getattr(step, name):,}" for name in _COLUMNS)
+        held = ", ".join(f"{size:,} of {kernel}" for kernel, size in step.held)
+        rows.add_row(step.kernel, *sizes, held)
+    console.print(rows, markup=False)
 
 
 def inspect(
@@ -264,6 +267,7 @@ def _show_versions(versions: object) -> None:
     console.print(", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
+# 11 parameters: the options of a command are read off its function.
 def spotter(
     recordings: Annotated[
         Path | None,

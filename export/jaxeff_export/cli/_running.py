@@ -319,6 +319,7 @@ def _text(prompt: str) -> str:
     return prompt
 
 
+# 10 parameters: the options of a command are read off its function.
 def generate(
     bundle: terminal.BundlePath,
     prompt: Annotated[str, typer.Option(help="The text to continue.", callback=_text)],

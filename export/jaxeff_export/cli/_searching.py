@@ -11,6 +11,7 @@ from jaxeff_export.cli import _terminal as terminal
 _MOST = 256  # images that ranges of activations are measured on
 
 
+# 12 parameters: the options of a command are read off its function.
 def search(
     model: Annotated[
         str,
@@ -59,6 +60,7 @@ def search(
     terminal.console.print(f"{bundle} holds the compressed model", markup=False)
 
 
+# 12 parameters: the options of the command `search`.
 def _search(
     model: str,
     bundle: Path,
@@ -170,6 +172,7 @@ def _classifier(model: str) -> tuple[Callable[..., Any], tuple[Any, Any, Any]]:
     return f, (params, x, labels)
 
 
+# 8 parameters: the options of a command are read off its function.
 def tune(
     bundle: terminal.BundlePath,
     database: Annotated[

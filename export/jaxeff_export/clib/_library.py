@@ -248,13 +248,7 @@ def _compile(
     module, where = scheduled(order)
     stack = lowering.FEW_STACK_BYTES if targets.processor_of(order.target) else lowering.STACK_BYTES
     program = program_of(module, len(order.operands))
-    # Fields of its own that the struct may have: an argument of such a name gets another one.
-    ours = {"parameters": not order.embed, codegen.driver.THREADS_FIELD: order.threads > 1}
-    ours[codegen.STATE] = bool(order.state)
-    inputs = codegen.fields_of(
-        order.inputs, frozenset(name for name, there in ours.items() if there)
-    )
-    inputs, outputs = codegen.kept_apart(inputs, codegen.fields_of(order.outputs), order.state)
+    inputs, outputs = _fields(order)
     # Object files are made elsewhere: the library's folder has their archive alone.
     with tempfile.TemporaryDirectory(prefix="jaxeff-c-") as temporary:
         workspace = Path(temporary)
@@ -284,18 +278,7 @@ def _compile(
         write_atomically(folder / f"{n}.c", codegen.driver.source(library))
         objects.compile_c(tools, folder / f"{n}.c", workspace / "driver.o", c99=order.source)
         code = _code_files(order, tools, module, workspace)
-        # In source they are constants beside the code, without gaps between them.
-        beside = order.source and order.embed
-        packed = library.parameters
-        parameters = sum(v.nbytes for v in packed.values.values()) if beside else len(packed.blob)
-        sizes = Sizes(
-            code=objects.code_size(tools, code) - (parameters if beside else 0),
-            parameters=parameters,
-            workspace=library.memory.size,
-            live=library.memory.live,
-            arrays=sum(field.size for field in (*inputs, *library.returned)),
-            stack=library.stack,
-        )
+        sizes = _sizes(order, library, objects.code_size(tools, code))
         # Before parameters are written and linked: a library that doesn't fit is never finished.
         if order.limited:
             _require_room(order, sizes)
@@ -303,6 +286,35 @@ def _compile(
         # A symbol that nobody has would show at the user's linker, and name no operation.
         needs = objects.require_self_contained(tools, compiled, threads=order.threads > 1)
     return library, sizes, needs
+
+
+def _fields(
+    order: LibraryParts,
+) -> tuple[tuple[codegen.Field, ...], tuple[codegen.Field, ...]]:
+    """Names the fields of the struct of inputs and of that of outputs."""
+    # Fields of its own that the struct may have: an argument of such a name gets another one.
+    ours = {"parameters": not order.embed, codegen.driver.THREADS_FIELD: order.threads > 1}
+    ours[codegen.STATE] = bool(order.state)
+    inputs = codegen.fields_of(
+        order.inputs, frozenset(name for name, there in ours.items() if there)
+    )
+    return codegen.kept_apart(inputs, codegen.fields_of(order.outputs), order.state)
+
+
+def _sizes(order: LibraryParts, library: codegen.driver.Library, code: int) -> Sizes:
+    """Lists the bytes of a library, of `code` bytes of compiled files."""
+    # In source they are constants beside the code, without gaps between them.
+    beside = order.source and order.embed
+    packed = library.parameters
+    parameters = sum(v.nbytes for v in packed.values.values()) if beside else len(packed.blob)
+    return Sizes(
+        code=code - (parameters if beside else 0),
+        parameters=parameters,
+        workspace=library.memory.size,
+        live=library.memory.live,
+        arrays=sum(field.size for field in (*library.inputs, *library.returned)),
+        stack=library.stack,
+    )
 
 
 def _linked(

@@ -75,6 +75,7 @@ def _codes(rounded: Any, zero: Any, dtype: Any) -> Any:
     return jnp.clip(y, int(limits.min), int(limits.max)).astype(np.int32).astype(dtype)
 
 
+# 9 parameters: the inputs of ONNX's operator, in its order.
 def _qlinear_matmul(
     call: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value, sy: Value, zy: Value
 ) -> Value:
@@ -174,6 +175,7 @@ def _conv_integer(call: Call, x: Value, w: Value, zx: Value = None, zw: Value = 
     return _conv(call, _centered(x, zx), _centered(w, zw, 0))
 
 
+# 10 parameters: the inputs of ONNX's operator, in its order.
 def _qlinear_conv(
     call: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value, sy: Value,
     zy: Value, b: Value = None,

@@ -174,6 +174,7 @@ def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[l
     return [functions[i * per : (i + 1) * per] for i in range(directions)]
 
 
+# 9 parameters: the inputs of ONNX's operators, and what tells one from the other.
 def _recurrent(
     call: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, start: Sequence[Value],
     defaults: Sequence[str], step: Callable[..., Any],
@@ -236,6 +237,7 @@ def _rnn(
     return _recurrent(call, x, w, r, b, lengths, [h], ["tanh"], step)
 
 
+# 9 parameters: the inputs of ONNX's operator, in its order.
 def _lstm(
     call: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
     h: Value = None, c: Value = None, peepholes: Value = None,

@@ -385,22 +385,8 @@ class _OnnxProgram:
             result = rule(call, *inputs)
             return [*result] if isinstance(result, tuple) else [result]
 
-        try:
-            if (
-                node.op_type not in CONTROL_OPERATORS
-                and inputs
-                and all(operators.is_static(v) for v in inputs)
-            ):
-                # Known already: computed now, in the full width of integers of 64 bits.
-                with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-                    return [jax.tree.map(np.asarray, result) for result in compute()]
-            with jax.named_scope(scope):
-                return compute()
-        except (TypeError, ValueError, IndexError, KeyError, ArithmeticError) as error:
-            if isinstance(error, OnnxError):
-                raise
-            shapes = ", ".join(map(_shape_in_words, inputs))
-            raise call.refused(f"can't take inputs of the shapes {shapes}: {error}") from error
+        with jax.named_scope(scope):
+            return _computed(call, inputs, compute)
 
     def _function(
         self,
@@ -414,6 +400,26 @@ class _OnnxProgram:
         values = dict(zip(body.input, padded, strict=True))
         versions = {**self.opsets, **_versions(body.opset_import)}
         return self.graph(body, values, versions, {**defaults, **attributes}, depth + 1)
+
+
+def _computed(
+    call: operators.Call,
+    inputs: Sequence[operators.Value],
+    compute: Callable[[], list[operators.Value]],
+) -> list[operators.Value]:
+    """Computes a node, at once if its inputs are known; errors name it and their shapes."""
+    known = bool(inputs) and all(operators.is_static(v) for v in inputs)
+    try:
+        if known and call.operator not in CONTROL_OPERATORS:
+            # In the full width of integers of 64 bits.
+            with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+                return [jax.tree.map(np.asarray, result) for result in compute()]
+        return compute()
+    except (TypeError, ValueError, IndexError, KeyError, ArithmeticError) as error:
+        if isinstance(error, OnnxError):
+            raise
+        shapes = ", ".join(map(_shape_in_words, inputs))
+        raise call.refused(f"can't take inputs of the shapes {shapes}: {error}") from error
 
 
 def _shape_in_words(value: operators.Value) -> str:

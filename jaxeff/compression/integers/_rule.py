@@ -103,6 +103,18 @@ def ranged_by_itself(
     return kernel.lay_result(operators.biased(products, along(bias), unit))
 
 
+def _codes_by_output(
+    kernel: Kernel, quantizer: Any, w: Array, tensor: Tensor, width: operators.CodeWidth
+) -> tuple[Array, Array]:
+    """Computes a weight's codes, as the kernel lays them, and a step for each output."""
+    codes, steps = operators.weight_codes(quantizer, w, tensor, width)
+    steps = operators.steps_of_signs(codes, steps) if width[0] == 1 else steps
+    channels = tensor.axes("channel")
+    sizes = [n if axis in channels else 1 for axis, n in enumerate(w.shape)]
+    of_outputs = kernel.lay_weight(jnp.broadcast_to(steps, sizes))
+    return kernel.lay_weight(codes), of_outputs.reshape(-1)
+
+
 Widths = dict[tuple[str, tuple[int, ...]], operators.CodeWidth]
 
 
@@ -294,14 +306,7 @@ class IntegerRule:
         w, depth = values[w_at], kernel.depth
         put = functools.partial(self.store.put, layer.site)
 
-        @functools.cache
-        def weights() -> tuple[Array, Array]:
-            codes, steps = operators.weight_codes(of_w, w, w_tensor, width)
-            steps = operators.steps_of_signs(codes, steps) if bits == 1 else steps
-            channels = w_tensor.axes("channel")
-            sizes = [n if axis in channels else 1 for axis, n in enumerate(w.shape)]
-            of_outputs = kernel.lay_weight(jnp.broadcast_to(steps, sizes))
-            return kernel.lay_weight(codes), of_outputs.reshape(-1)
+        weights = functools.cache(lambda: _codes_by_output(kernel, of_w, w, w_tensor, width))
 
         def bias() -> Array:
             if not biases:

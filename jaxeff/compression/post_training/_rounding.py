@@ -223,6 +223,7 @@ ZETA, GAMMA = 1.1, -0.1
 """Bounds of the stretched sigmoid (section 3.2)."""
 
 
+# 10 parameters: numbers of the paper's algorithm, each with the paper's default.
 @core.validate(
     batch=core.input_batch,
     steps=core.static_integer(),

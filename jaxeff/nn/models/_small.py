@@ -154,6 +154,7 @@ def lenet5_features(size: int, padding: str) -> int:
 class LeNet5(nnx.Module):
     """``conv1``, ``conv2``, ``fc1``, ``fc2``, ``fc3``, with optional ``bn1`` to ``bn4``."""
 
+    # 8 parameters: sizes that an architecture leaves open, as layers of Flax take theirs.
     def __init__(
         self,
         num_classes: int = 10,

@@ -31,6 +31,7 @@ class EncoderBlock(nnx.Module):
 class TransformerEncoder(nnx.Module):
     """``embed``, ``position``, ``blocks``, ``ln`` and ``fc`` over the mean of the sequence."""
 
+    # 8 parameters: sizes that an architecture leaves open, as layers of Flax take theirs.
     def __init__(
         self,
         num_classes: int = 10,

@@ -25,6 +25,7 @@ class VGG11(nnx.Module):
     ``model.eval()`` to switch them off.
     """
 
+    # 8 parameters: sizes that an architecture leaves open, as layers of Flax take theirs.
     def __init__(
         self,
         num_classes: int = 10,

@@ -309,28 +309,8 @@ def _fit(levels: Any, mean: Any, weights: Any, scale: str, chance: Any, drop: fl
         )
     high, low = mean.max(), mean.min() if chance is None else chance
     beyond, below = (float(levels[-1]), math.inf), (0.0, float(levels[0]))
-    if mean.max() - mean.min() < drop:
-        raise _NoMidpointError(
-            f"flat: all accuracies lie between {mean.min():.3f} and {mean.max():.3f} from level "
-            f"{levels[0]:g} to {levels[-1]:g}",
-            # Without the level of guessing, flat at the top looks like flat at the bottom.
-            (math.nan, math.nan) if chance is None else beyond if high - low > 2 * drop else below,
-        )
-    # Where the measured curve crosses its middle brackets the midpoint without any model.
+    _require_fall(levels, mean, chance, drop)
     above = mean > (high + low) / 2
-    if above[-1]:
-        raise _NoMidpointError(
-            f"the accuracy is still {mean[-1]:.3f} at the highest level, {levels[-1]:g}, above the "
-            f"middle of the curve, {(high + low) / 2:.3f}: the midpoint lies beyond the levels",
-            beyond,
-        )
-    if not above[0]:
-        raise _NoMidpointError(
-            f"the accuracy is already {mean[0]:.3f} at the lowest level, {levels[0]:g}, below the "
-            f"middle of the curve, {(high + low) / 2:.3f}: the midpoint lies below the levels, or "
-            "the curve doesn't fall",
-            below,
-        )
     # The last crossing: noise may make several near the middle.
     last = int(np.flatnonzero(above)[-1])
     bracket = (float(levels[last]), float(levels[last + 1]))
@@ -366,6 +346,34 @@ def _fit(levels: Any, mean: Any, weights: Any, scale: str, chance: Any, drop: fl
         )
     message = "" if math.isfinite(fit.mu_std) else "the levels don't determine a standard error"
     return Midpoint(*fit[:5], bracket, fit.r2, scale, message)
+
+
+def _require_fall(levels: Any, mean: Any, chance: Any, drop: float) -> None:
+    """Refuses a curve that doesn't fall, or whose middle lies outside of the levels."""
+    high, low = mean.max(), mean.min() if chance is None else chance
+    beyond, below = (float(levels[-1]), math.inf), (0.0, float(levels[0]))
+    if mean.max() - mean.min() < drop:
+        raise _NoMidpointError(
+            f"flat: all accuracies lie between {mean.min():.3f} and {mean.max():.3f} from level "
+            f"{levels[0]:g} to {levels[-1]:g}",
+            # Without the level of guessing, flat at the top looks like flat at the bottom.
+            (math.nan, math.nan) if chance is None else beyond if high - low > 2 * drop else below,
+        )
+    # Where the measured curve crosses its middle brackets the midpoint without any model.
+    above = mean > (high + low) / 2
+    if above[-1]:
+        raise _NoMidpointError(
+            f"the accuracy is still {mean[-1]:.3f} at the highest level, {levels[-1]:g}, above the "
+            f"middle of the curve, {(high + low) / 2:.3f}: the midpoint lies beyond the levels",
+            beyond,
+        )
+    if not above[0]:
+        raise _NoMidpointError(
+            f"the accuracy is already {mean[0]:.3f} at the lowest level, {levels[0]:g}, below the "
+            f"middle of the curve, {(high + low) / 2:.3f}: the midpoint lies below the levels, or "
+            "the curve doesn't fall",
+            below,
+        )
 
 
 def _step(bracket: tuple[float, float], a_max: float, a_min: float, scale: str) -> Midpoint:

@@ -392,12 +392,7 @@ def _direct(node: HloNode, numbers, window: ConvolutionWindow):  # type: ignore[
     batch_per_group = lhs.type.shape[in_batch] // window.batch_groups
 
     # Padding and dilation first, in a tensor of their own: the sum then has no condition inside.
-    padded_shape = list(lhs.type.shape)
-    low, interior = [0] * len(padded_shape), [0] * len(padded_shape)
-    for d, (lo, hi), dilation in zip(in_spatial, window.padding, window.lhs_dilation, strict=True):
-        # Dilation by d puts d - 1 zeros between neighbours.
-        padded_shape[d] = (padded_shape[d] - 1) * dilation + 1 + lo + hi
-        low[d], interior[d] = lo, dilation - 1
+    padded_shape, low, interior = _padding_of(lhs.type.shape, in_spatial, window)
     needs_padding = padded_shape != list(lhs.type.shape) or any(low)
 
     def convolve(x: te.Tensor, w: te.Tensor) -> te.Tensor:
@@ -438,6 +433,19 @@ def _direct(node: HloNode, numbers, window: ConvolutionWindow):  # type: ignore[
         return rounded(total, result)
 
     return convolve
+
+
+def _padding_of(
+    shape: Sequence[int], spatial: Sequence[int], window: ConvolutionWindow
+) -> tuple[list[int], list[int], list[int]]:
+    """Computes the padded input's shape, and of each axis the zeros before and between entries."""
+    padded = list(shape)
+    low, interior = [0] * len(padded), [0] * len(padded)
+    for d, (lo, hi), dilation in zip(spatial, window.padding, window.lhs_dilation, strict=True):
+        # Dilation by d puts d - 1 zeros between neighbours.
+        padded[d] = (padded[d] - 1) * dilation + 1 + lo + hi
+        low[d], interior[d] = lo, dilation - 1
+    return padded, low, interior
 
 
 def _padded(
