@@ -3,6 +3,7 @@
 import collections
 import functools
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -329,6 +330,129 @@ def test_files_of_onnx_runtimes_quantizer_are_integers_of_its_codes(net, x, tmp_
     assert np.mean(steps != 0) <= 0.05
 
 
+def test_operators_of_integers_are_pairs_around_those_of_floats(net, x, tmp_path):
+    quantization = pytest.importorskip("onnxruntime.quantization")
+
+    class Examples(quantization.CalibrationDataReader):
+        batches = iter([{"x": x}])
+
+        def get_next(self):
+            return next(self.batches, None)
+
+    onnx.save(net, tmp_path / "net.onnx")
+    quantization.quantize_static(
+        str(tmp_path / "net.onnx"), str(tmp_path / "q.onnx"), Examples(),
+        quant_format=quantization.QuantFormat.QOperator,
+    )  # fmt: skip
+    model = onnx.load(tmp_path / "q.onnx")
+    assert {"QLinearConv", "QGemm"} <= {n.op_type for n in model.graph.node}
+    f, params = jaxeff.functional(model)
+    exact = run(model, x)
+    step = np.diff(np.unique(exact)).min()
+    g, floats, spec = from_onnx(model, grids=True)
+    assert set(spec) == {"layer1/0", "fc"}
+    h = jaxeff.integer(g, spec)
+    codes = h.convert(floats, x)
+    for y in (f(params, x), h(codes, x)):
+        # A value between two codes to float32's digits may be either.
+        steps = np.rint((y - exact) / step)
+        assert np.abs(steps).max() <= 1
+        assert np.mean(steps != 0) <= 0.1
+
+
+def test_sums_products_and_joins_of_codes_are_onnx_runtimes():
+    rng = np.random.default_rng(0)
+    vendor = {"domain": "com.microsoft"}
+    tensors = {
+        "s": np.float32(2**-3), "z": np.uint8(7), "t": np.float32(2**-2), "u": np.uint8(120),
+        "w": rng.integers(-90, 90, (6, 5)).astype(np.int8), "ws": np.float32(2**-6),
+        "wz": np.int8(0), "c": rng.integers(-400, 400, 5).astype(np.int32),
+    }  # fmt: skip
+    nodes = [
+        node("QuantizeLinear", "x s z", "q"),
+        node("QLinearAdd", "q s z q s z t u", "sum", **vendor),
+        node("QLinearMul", "q s z sum t u t u", "product", **vendor),
+        node("QLinearConcat", "t u q s z product t u", "both", axis=1, **vendor),
+        node("QLinearLeakyRelu", "both t u t u", "leaky", alpha=0.25, **vendor),
+        node("QGemm", "leaky t u w ws wz c", "y", "fc", **vendor),
+    ]
+    model = built(nodes, {"x": ("n", 3)}, {"y": ("n", 5)}, tensors, opset=17, ir_version=8)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    data = rng.normal(size=(50, 3)).astype(np.float32) * 4
+    f, params = jaxeff.functional(model)
+    exact = run(model, data)
+    # Sums of floats are exact here; values in the middle between two codes may become either.
+    assert np.mean(np.asarray(f(params, data)) != exact) < 0.1
+    np.testing.assert_allclose(f(params, data), exact, atol=3 * 2**-2)
+
+
+def converted():
+    """Files of operator sets from 1 on with inputs and results, which the package onnx has."""
+    folder = Path(onnx.__file__).parent / "backend" / "test" / "data"
+    return sorted(
+        p.parent
+        for kind in ("converted", "operator")
+        for p in folder.glob(f"pytorch-{kind}/*/model.onnx")
+    )
+
+
+def tensors_of(folder, kind):
+    files = sorted(
+        folder.glob(f"test_data_set_0/{kind}_*.pb"), key=lambda p: int(p.stem.split("_")[-1])
+    )
+    return [numpy_helper.to_array(onnx.load_tensor(str(file))) for file in files]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_files_of_old_operator_sets_are_right():
+    seen, wrong = collections.Counter(), {}
+    for folder in converted():
+        model = onnx.load(folder / "model.onnx")
+        try:
+            with jax.enable_x64(True):  # some are of double precision
+                f, params = from_onnx(model)
+                results = f(params, *tensors_of(folder, "input"))
+            results = results if isinstance(results, tuple) else (results,)
+            for ours, want in zip(results, tensors_of(folder, "output"), strict=True):
+                np.testing.assert_allclose(ours, want, rtol=2e-3, atol=1e-5)
+        except (OnnxError, AssertionError) as error:
+            wrong[folder.name] = str(error)
+        seen[model.opset_import[0].version] += 1
+    assert not wrong
+    assert sum(seen.values()) > 100
+    assert min(seen) < 7
+
+
+def test_forms_of_old_operator_sets():
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4) - 9
+    b = np.float32([1, 2, 3])
+
+    def result(op, opset, others=(), **attributes):
+        names = [f"t{i}" for i in range(len(others))]
+        tensors = dict(zip(names, others, strict=True))
+        n = node(op, " ".join(["x", *names]), "y", **attributes)
+        f, params = from_onnx(
+            built([n], {"x": x.shape}, {"y": (None,) * 3}, tensors, opset, ir_version=8)
+        )
+        return np.asarray(f(params, x))
+
+    np.testing.assert_array_equal(result("Add", 6, [b], broadcast=1, axis=1), x + b[:, None])
+    np.testing.assert_array_equal(result("Mul", 1, [b], broadcast=1, axis=-2), x * b[:, None])
+    np.testing.assert_array_equal(result("Sub", 6, [x[0, 0]], broadcast=1), x - x[0, 0])
+    np.testing.assert_array_equal(result("PRelu", 6, [b]), np.where(x < 0, x * b[:, None], x))
+    np.testing.assert_array_equal(result("Reshape", 1, shape=[0, -1]), x.reshape(2, 12))
+    np.testing.assert_array_equal(result("Cast", 1, to="INT32"), x.astype(np.int32))
+    np.testing.assert_array_equal(result("Dropout", 6, is_test=1), x)
+    padded = np.pad(x, ((0, 0), (1, 0), (0, 2)), constant_values=5)
+    np.testing.assert_array_equal(result("Pad", 1, paddings=[0, 1, 0, 0, 0, 2], value=5.0), padded)
+    np.testing.assert_array_equal(
+        result("Tile", 1, [np.int64([2]), np.int64([1])]), np.tile(x, (1, 2, 1))
+    )
+    with pytest.raises(OnnxError, match=r"broadcasts .* from axis 2"):
+        result("Add", 6, [np.ones((3, 4), np.float32)], broadcast=1, axis=2)
+
+
 def test_to_onnx_and_back(tmp_path):
     model = SmallCNN(rngs=nnx.Rngs(0))
     model.eval()
@@ -409,7 +533,8 @@ def test_what_is_not_read_is_named(x):
     row = x[0, 0, 0, :4]
     refused(one("RandomNormalLike"), r"RandomNormalLike \(node 'n', operator set 18\) draws", row)
     refused(one("Relu", 99), "operator set 99", row)
-    refused(one("Relu", 6), "operator set 6", row)
+    refused(one("Dropout", 6), r"Dropout \(node 'n', operator set 6\) is in training mode", row)
+    refused(one("Cast", 1, to="STRANGE"), "names the dtype 'STRANGE'", row)
     strange = one("Relu")
     strange.graph.node[0].domain = "com.example"
     strange.opset_import.append(helper.make_opsetid("com.example", 1))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from jaxeff.compression import LSQ, LayerQuantization
 from jaxeff_export.onnx_files._graph import OnnxError, StoredWeight, needed_nodes, with_inner
@@ -31,6 +31,8 @@ _BITS = {
         (np.uint16, 16), (np.int32, 32),
     )
 }  # fmt: skip
+VENDOR = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
 _MOST_BITS = 8  # of codes that integer kernels take
 _MOVES = {"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity"}
 """Operators that move elements or take the largest: rounding before or after them is the same."""
@@ -179,6 +181,111 @@ class _QuantizedGraph:
         if step.dtype != np.float32 or zero.dtype not in _BITS:
             return None
         return step, zero, options.get("axis", 1)
+
+
+_ONE_INPUT = {
+    "QLinearSigmoid": "Sigmoid", "QLinearLeakyRelu": "LeakyRelu",
+    "QLinearAveragePool": "AveragePool", "QLinearGlobalAveragePool": "GlobalAveragePool",
+    "QLinearReduceMean": "ReduceMean", "QLinearSoftmax": "Softmax",
+}  # fmt: skip
+_TWO_INPUTS = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
+_AXES = 13
+"""The first operator set whose grids have an axis."""
+
+
+def with_pairs(model: onnx.ModelProto, domains: Sequence[str]) -> onnx.ModelProto:
+    """Writes operators of integers (QOperator files) as pairs around those of floats.
+
+    ONNX Runtime's own are defined by that, `QLinearConv` and its like up to the rounding of values
+    between two codes. What has an unknown grid stays.
+    """
+    if not any(n.op_type.startswith(("QLinear", "QGemm")) for n in model.graph.node):
+        return model
+    file = _QuantizedGraph(model.graph)
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    opset = versions.get("", versions.get("ai.onnx", 1))
+    nodes = []
+    for node in model.graph.node:
+        paired = None
+        if node.domain in domains:
+            paired = _PairedNode(file, node, opset).nodes()
+        nodes += [node] if paired is None else paired
+    if len(nodes) != len(model.graph.node):
+        nodes = [copy.deepcopy(node) for node in nodes]
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+    return model
+
+
+class _PairedNode:
+    """The nodes that stand for one of integers; `file` is its graph."""
+
+    def __init__(self, file: _QuantizedGraph, node: Any, opset: int) -> None:
+        self._file, self._node, self._opset = file, node, opset
+        self._before: list[Any] = []
+        self._options = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        self._names = [*node.input]
+
+    def nodes(self) -> list[Any] | None:
+        """Returns them; None where the node isn't of integers, or its grid isn't known."""
+        operator, names = self._node.op_type, self._names
+        if operator in ("QLinearConv", "QLinearMatMul", "QGemm"):
+            return self._product()
+        if operator in _TWO_INPUTS:
+            inputs = [self._floats(*names[i : i + 3]) for i in (0, 3)]
+            return self._around(_TWO_INPUTS[operator], inputs, names[6:8])
+        if operator == "QLinearConcat":
+            inputs = [self._floats(*names[i : i + 3]) for i in range(2, len(names), 3)]
+            return self._around("Concat", inputs, names[:2])
+        if operator in _ONE_INPUT:
+            last, version = self._options.pop("channels_last", 0), self._options.pop("opset", 13)
+            if last or (operator == "QLinearSoftmax" and version < _AXES):
+                return None
+            return self._around(_ONE_INPUT[operator], [self._floats(*names[:3])], names[3:5])
+        return None
+
+    def _product(self) -> list[Any] | None:
+        gemm, names = self._node.op_type == "QGemm", self._names
+        arrays = self._file.arrays
+        if not {names[1], names[4]} <= {*arrays} or arrays[names[1]].size != 1:
+            return None
+        step = arrays[names[4]]
+        bias, grid = (names[6:7], names[7:9]) if gemm else (names[8:9], names[6:8])
+        axis = 0 if self._node.op_type == "QLinearConv" or self._options.get("transB") else 1
+        if step.size > 1 and (self._opset < _AXES or step.ndim != 1):
+            return None
+        inputs = [self._floats(*names[:3]), self._floats(names[3], names[4], names[5], axis)]
+        if any(bias):
+            steps = arrays[names[1]].reshape(()) * np.float32(self._options.get("alpha", 1)) * step
+            tensor = numpy_helper.from_array(
+                np.asarray(steps, np.float32), f"{self._node.output[0]}/bias_steps"
+            )
+            self._file.graph.initializer.append(tensor)
+            inputs.append(self._floats(bias[0], tensor.name, "", 0))
+        plain = {"QLinearConv": "Conv", "QLinearMatMul": "MatMul", "QGemm": "Gemm"}
+        return self._around(plain[self._node.op_type], inputs, grid)
+
+    def _floats(self, codes: str, step: str, zero: str = "", axis: int | None = None) -> str:
+        """Emits what makes floats of codes, and returns their name."""
+        name = f"{self._node.output[0]}/floats{len(self._before)}"
+        several = step in self._file.arrays and self._file.arrays[step].size > 1
+        reads = [codes, step, *([zero] if zero else [])]
+        node = helper.make_node("DequantizeLinear", reads, [name])
+        if axis is not None and several:
+            node.attribute.append(helper.make_attribute("axis", axis))
+        self._before.append(node)
+        return name
+
+    def _around(self, operator: str, inputs: Sequence[str], grid: Sequence[str]) -> list[Any]:
+        """Returns the operator of floats between its pairs; without a grid it has no last one."""
+        end, name = self._node.output[0], self._node.name
+        grid = [each for each in grid if each]
+        result = f"{end}/floats" if grid else end
+        middle = helper.make_node(operator, inputs, [result], name)
+        for key, value in self._options.items():
+            middle.attribute.append(helper.make_attribute(key, value))
+        last = [helper.make_node("QuantizeLinear", [result, *grid], [end])] if grid else []
+        return [*self._before, middle, *last]
 
 
 def without_pairs(

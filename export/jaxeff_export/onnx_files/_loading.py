@@ -5,9 +5,10 @@ it is believed before it is compared with the bytes that are there.
 """
 
 import copy
+import dataclasses
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from onnx import helper, numpy_helper
 
 from jaxeff.store import InflationError, require_inflatable
 from jaxeff_export.onnx_files._graph import OnnxError
+from jaxeff_export.onnx_files._operators import Call, Value
 
-OLDEST = 7
+OLDEST = 1
+_BY_SHAPES = 7
 """Operator sets before this one broadcast by attributes."""
 _LARGEST_FILE = 2**31  # bytes, what protobuf holds
 
@@ -129,6 +132,47 @@ def _place_of(tensor: onnx.TensorProto, folder: Path | None) -> tuple[Path, int,
             f"of {where!r}, which has {path.stat().st_size}, aren't those."
         )
     return path, start, length
+
+
+def in_todays_form(call: Call, inputs: list[Value]) -> tuple[Call, list[Value]]:
+    """Returns a node of operator sets 1 to 6, and what it reads, as rules of later ones take it."""
+    operator, options = call.operator, {**call.attributes}
+    if call.opset >= _BY_SHAPES:
+        return call, inputs
+    if operator in ("Dropout", "BatchNormalization") and not options.get("is_test"):
+        raise call.refused("is in training mode (is_test isn't set); export it for inference")
+    defaults = {"Concat": 1, "Split": 0}
+    if operator in defaults:
+        options.setdefault("axis", defaults[operator])
+    elif operator == "Cast" and isinstance(options.get("to"), str):
+        if options["to"] not in onnx.TensorProto.DataType.keys():  # noqa: SIM118
+            raise call.refused(f"names the dtype {options['to']!r}, which there isn't")
+        options["to"] = onnx.TensorProto.DataType.Value(options["to"])
+    elif operator == "Pad":
+        options.setdefault("pads", options.get("paddings"))
+    elif operator == "Upsample" and "height_scale" in options:
+        options["scales"] = [1, 1, options["height_scale"], options["width_scale"]]
+    elif operator == "Tile" and len(inputs) > 2:
+        times, axis = (np.ravel(np.asarray(value)).astype(np.int64) for value in inputs[1:])
+        repeats = np.ones(np.ndim(inputs[0]), np.int64)
+        repeats[axis] = times
+        inputs = [inputs[0], repeats]
+    elif operator != "Gemm" and len(inputs) == 2:
+        inputs = _beside(call, options, *inputs)
+    return dataclasses.replace(call, attributes=options), inputs
+
+
+def _beside(call: Call, options: Mapping[str, Any], a: Value, b: Value) -> list[Value]:
+    """Gives the second of two arrays the axes that broadcasting from an axis means."""
+    axis, rank = options.get("axis"), np.ndim(b)
+    if call.operator == "PRelu" and rank == 1:
+        axis = 1
+    elif not options.get("broadcast") or axis is None:
+        return [a, b]
+    behind = np.ndim(a) - axis % max(np.ndim(a), 1) - rank
+    if behind < 0:
+        raise call.refused(f"broadcasts {np.shape(b)} from axis {axis} of {np.shape(a)}")
+    return [a, b.reshape(b.shape + (1,) * behind)]
 
 
 def array_of(tensor: onnx.TensorProto) -> np.ndarray:

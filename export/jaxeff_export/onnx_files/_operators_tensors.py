@@ -177,7 +177,7 @@ def _block_order(call: Call, x: Value) -> Value:
         if call.get("mode", "DCR") == "CRD":
             return x.transpose(0, 1, 3, 5, 2, 4).reshape(n, c * size**2, h // size, w // size)
         return x.transpose(0, 3, 5, 1, 2, 4).reshape(n, c * size**2, h // size, w // size)
-    if call["mode"] == "CRD":
+    if call.get("mode") == "CRD":
         x = x.reshape(n, c // size**2, size, size, h, w).transpose(0, 1, 4, 2, 5, 3)
     else:
         x = x.reshape(n, size, size, c // size**2, h, w).transpose(0, 3, 4, 1, 5, 2)

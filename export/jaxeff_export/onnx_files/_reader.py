@@ -49,8 +49,15 @@ from jaxeff.compression import PostTrained
 from jaxeff.core import Kept, LibraryModel, functional, groups_left
 from jaxeff_export.onnx_files import _operators as operators
 from jaxeff_export.onnx_files._graph import OnnxError, StoredWeight, with_inner
-from jaxeff_export.onnx_files._grids import dequantized, requantized, stored_weights, without_pairs
-from jaxeff_export.onnx_files._loading import array_of, loaded
+from jaxeff_export.onnx_files._grids import (
+    VENDOR,
+    dequantized,
+    requantized,
+    stored_weights,
+    with_pairs,
+    without_pairs,
+)
+from jaxeff_export.onnx_files._loading import array_of, in_todays_form, loaded
 from jaxeff_export.onnx_files._names import WeightPaths, paths_of, scope_of, settings_by_site
 from jaxeff_export.onnx_files._operators_ml import (
     ML_DOMAIN,
@@ -91,11 +98,11 @@ def from_onnx(
     """Reads an ONNX model as a pure function of its parameters and inputs.
 
     Args:
-        model: A path (`.onnx`), or what `onnx.load` returns. Operator sets from 7 to the newest
+        model: A path (`.onnx`), or what `onnx.load` returns. Operator sets from 1 to the newest
             that the installed package `onnx` knows.
         grids: Whether to return the grids of a quantized file's products as a spec, and a function
             that doesn't round there: `QuantizeLinear` and `DequantizeLinear` pairs, as ONNX
-            Runtime, Brevitas and AIMET write them.
+            Runtime, Brevitas and AIMET write them, or operators of integers (`QLinearConv`).
 
     Returns:
         ``(f, params)``: ``f(params, *inputs)`` takes the graph's inputs in order, or by name, and
@@ -112,7 +119,7 @@ def from_onnx(
     """
     if not grids:
         return functional(model)
-    without, settings = without_pairs(loaded(model))
+    without, settings = without_pairs(with_pairs(loaded(model), (VENDOR, "", "ai.onnx")))
     weights = _FloatWeights.of(without.graph)
     products = [name for name, array in weights.floats.items() if array.ndim > 1]
     spec = settings_by_site(weights.paths.by_name, products, settings)
@@ -159,7 +166,7 @@ class _FloatWeights(NamedTuple):
 
 def read_onnx_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LibraryModel:
     """Reads a model: weights are its parameters, statistics of batch norms its state."""
-    model = with_linear_weights(loaded(model))
+    model = with_linear_weights(with_pairs(loaded(model), (VENDOR,)))
     arrays = {tensor.name: array_of(tensor) for tensor in model.graph.initializer}
     floats, (paths, keys), statistics, sources, integers = _FloatWeights.of(model.graph)
     names = {path: name for name, path in paths.items()}
@@ -382,7 +389,8 @@ class _OnnxProgram:
                     raise call.refused("isn't read", domain)
                 filled = {n: a for n, a in defaults.items() if a.type} | own_attributes
                 return self._function(body, inputs, filled, depth)
-            result = rule(call, *inputs)
+            of_today, values = in_todays_form(call, inputs)
+            result = rule(of_today, *values)
             return [*result] if isinstance(result, tuple) else [result]
 
         with jax.named_scope(scope):
