@@ -39,6 +39,7 @@ MODULES = (
     "beyond.fuzz",
     "beyond.integer",
     "beyond.keyword_spotting",
+    "beyond.learning_memories",
     "beyond.microcontroller",
     "beyond.moment_gaps",
     "beyond.moment_prices",

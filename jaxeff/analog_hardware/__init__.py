@@ -22,6 +22,7 @@ logits = in_the_loop(f, spec, Chip(3))(jax.random.key(0), params, x)       # a (
    can be trained through each of these models.
 4. `in_the_loop` trains with the chip itself, `growing_noise` with a model's; `train_for_chip` is
    the whole recipe. `compensate_drift` recalibrates.
+5. `pulsed` and `tiki_taka` are optimizers whose weights are cells that pulses change.
 
 Source: Klein's thesis, chapter 5; Klein et al., "Towards addressing noise and static variations of
 analog computations using efficient retraining" (2021); Kuhn et al., arXiv:2309.14292.
@@ -54,6 +55,16 @@ from jaxeff.analog_hardware._measurements import fidelity as fidelity
 from jaxeff.analog_hardware._measurements import measure_events as measure_events
 from jaxeff.analog_hardware._measurements import order_effect as order_effect
 from jaxeff.analog_hardware._products import analog as analog
+from jaxeff.analog_hardware._pulses import CAPACITOR as CAPACITOR
+from jaxeff.analog_hardware._pulses import ECRAM as ECRAM
+from jaxeff.analog_hardware._pulses import RERAM as RERAM
+from jaxeff.analog_hardware._pulses import RPU as RPU
+from jaxeff.analog_hardware._pulses import PulsedCells as PulsedCells
+from jaxeff.analog_hardware._pulses import PulsedDevice as PulsedDevice
+from jaxeff.analog_hardware._pulses import pulse as pulse
+from jaxeff.analog_hardware._pulses import pulsed as pulsed
+from jaxeff.analog_hardware._pulses import pulsed_cells as pulsed_cells
+from jaxeff.analog_hardware._pulses import tiki_taka as tiki_taka
 from jaxeff.analog_hardware._sequence import SequenceModel as SequenceModel
 from jaxeff.analog_hardware._sequence import fit_sequence as fit_sequence
 from jaxeff.analog_hardware._tile_costs import TileCosts as TileCosts

@@ -8,6 +8,10 @@ from jaxeff.photonics._crossbar import PhotonicWeights as PhotonicWeights
 from jaxeff.photonics._crossbar import transmissions as transmissions
 from jaxeff.photonics._detector import Measured as Measured
 from jaxeff.photonics._detector import fit_light as fit_light
+from jaxeff.photonics._interferometers import InterferometerMesh as InterferometerMesh
+from jaxeff.photonics._interferometers import MeshPhases as MeshPhases
+from jaxeff.photonics._interferometers import mesh_matrix as mesh_matrix
+from jaxeff.photonics._interferometers import mesh_phases as mesh_phases
 from jaxeff.photonics._learning import divergence as divergence
 from jaxeff.photonics._learning import level_logits as level_logits
 from jaxeff.photonics._learning import levels_per_activation as levels_per_activation

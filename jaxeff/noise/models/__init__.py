@@ -6,6 +6,8 @@ from jaxeff.noise.models._cells import PhaseChange as PhaseChange
 from jaxeff.noise.models._cells import ProgrammedCell as ProgrammedCell
 from jaxeff.noise.models._cells import ResistiveRAM as ResistiveRAM
 from jaxeff.noise.models._cells import StaticRAM as StaticRAM
+from jaxeff.noise.models._device import Device as Device
+from jaxeff.noise.models._device import DeviceModel as DeviceModel
 from jaxeff.noise.models._device import Drift as Drift
 from jaxeff.noise.models._device import Mismatch as Mismatch
 from jaxeff.noise.models._device import Telegraph as Telegraph
@@ -31,3 +33,4 @@ from jaxeff.noise.models._protocol import fits as fits
 from jaxeff.noise.models._protocol import is_counted as is_counted
 from jaxeff.noise.models._protocol import perturb_at as perturb_at
 from jaxeff.noise.models._protocol import place as place
+from jaxeff.noise.models._protocol import real_dtype as real_dtype
