@@ -59,11 +59,8 @@ from jaxeff.analog_hardware._pulses import CAPACITOR as CAPACITOR
 from jaxeff.analog_hardware._pulses import ECRAM as ECRAM
 from jaxeff.analog_hardware._pulses import RERAM as RERAM
 from jaxeff.analog_hardware._pulses import RPU as RPU
-from jaxeff.analog_hardware._pulses import PulsedCells as PulsedCells
 from jaxeff.analog_hardware._pulses import PulsedDevice as PulsedDevice
-from jaxeff.analog_hardware._pulses import pulse as pulse
 from jaxeff.analog_hardware._pulses import pulsed as pulsed
-from jaxeff.analog_hardware._pulses import pulsed_cells as pulsed_cells
 from jaxeff.analog_hardware._pulses import tiki_taka as tiki_taka
 from jaxeff.analog_hardware._sequence import SequenceModel as SequenceModel
 from jaxeff.analog_hardware._sequence import fit_sequence as fit_sequence

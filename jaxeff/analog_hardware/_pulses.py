@@ -13,14 +13,15 @@ from jaxeff.training import cross_entropy, fit
 
 f, params, data = small_classifier()
 optimizer = tiki_taka(jax.random.key(1), RERAM, learning_rate=0.1, transfer_rate=0.1)
-loss = cross_entropy(f)
-learnt = fit(jax.random.key(0), loss, params, data, optimizer=optimizer, epochs=1, progress=False)
+learnt = fit(
+    jax.random.key(0), cross_entropy(f), params, data, optimizer=optimizer, epochs=1, batch_size=8,
+    progress=False,
+)  # fmt: skip
 ```
 
 Sharp edges:
     An update is of the whole batch's gradient, rounded to pulses at random without bias; the coded
-    trains of an array, whose coincidences make up an outer product, have more noise than that.
-    Weights span about -1 to 1; the first update cuts them to the bounds of their cells.
+    trains of an array have more noise than that. Weights are cut to the bounds of their cells.
 """
 
 import math
@@ -190,7 +191,7 @@ class PulsedState(NamedTuple):
     """State of `pulsed`."""
 
     key: Array  # of the coming updates
-    count: Array  # updates so far
+    updates: Array  # so far
     cells: Any  # `PulsedCells` for each array of parameters
 
 
@@ -198,12 +199,16 @@ class TikiTakaState(NamedTuple):
     """State of `tiki_taka`."""
 
     key: Array
-    count: Array
+    updates: Array  # so far
     cells: Any  # of the slow arrays
     fast_cells: Any
     fast: Any  # weights of the fast arrays, as they are; the symmetry point counts as zero
 
 
+_RATE = core.any_of(core.function_of_form("learning_rate(step)"), core.positive)
+
+
+@core.validate(learning_rate=_RATE)
 def pulsed(
     key: PRNGKeyArray, device: PulsedDevice, learning_rate: optax.ScalarOrSchedule
 ) -> optax.GradientTransformation:
@@ -224,7 +229,7 @@ def pulsed(
     Raises:
         TypeError: `device` isn't a `PulsedDevice`.
     """
-    _check_device(device)
+    _check_device("pulsed: device", device)
 
     def init(params: Any) -> PulsedState:
         cells, rest = jax.random.split(key)
@@ -233,18 +238,19 @@ def pulsed(
     def update(gradients: Any, state: PulsedState, params: Any = None) -> tuple[Any, PulsedState]:
         _check_params("pulsed", params)
         now, later = jax.random.split(state.key)
-        rate = _rate(learning_rate, state.count)
+        rate = _rate(learning_rate, state.updates)
 
         def learnt(key: Array, w: Array, g: Array, cells: PulsedCells) -> Array:
             return pulse(key, device, cells, jnp.clip(w, cells.low, cells.high), -rate * g)
 
         moved = _by_array(learnt, now, params, gradients, state.cells)
         updates = jax.tree.map(jnp.subtract, moved, params)
-        return updates, PulsedState(later, state.count + 1, state.cells)
+        return updates, PulsedState(later, state.updates + 1, state.cells)
 
     return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
 
 
+@core.validate(learning_rate=_RATE, transfer_rate=core.positive)
 def tiki_taka(
     key: PRNGKeyArray,
     device: PulsedDevice,
@@ -281,8 +287,8 @@ def tiki_taka(
         ValueError: `every` or `rows` is below 1.
     """
     held = device if slow is None else slow
-    for one in (device, held):
-        _check_device(one)
+    _check_device("tiki_taka: device", device)
+    _check_device("tiki_taka: slow", held)
     core.check_count("tiki_taka: every", every, 1)
     core.check_count("tiki_taka: rows", rows, 1)
     arrays = _TikiTaka(key, device, held, learning_rate, transfer_rate, (every, rows))
@@ -312,7 +318,7 @@ class _TikiTaka:
     ) -> tuple[Any, TikiTakaState]:
         _check_params("tiki_taka", params)
         learning, moving, later = jax.random.split(state.key, 3)
-        rate, count = _rate(self.learning_rate, state.count), state.count + 1
+        rate, count = _rate(self.learning_rate, state.updates), state.updates + 1
         every, rows = self.turns
 
         def learnt(key: Array, a: Array, g: Array, cells: PulsedCells) -> Array:
@@ -329,7 +335,7 @@ class _TikiTaka:
         fast = _by_array(learnt, learning, state.fast, gradients, state.fast_cells)
         moved = _by_array(transferred, moving, params, fast, state.fast_cells, state.cells)
         updates = jax.tree.map(jnp.subtract, moved, params)
-        return updates, state._replace(key=later, count=count, fast=fast)
+        return updates, state._replace(key=later, updates=count, fast=fast)
 
 
 def _turn(shape: tuple[int, ...], transfer: Array, rows: int) -> Array:
@@ -344,26 +350,28 @@ def _of_arrays(key: PRNGKeyArray, device: PulsedDevice, params: Any) -> Any:
     """Draws cells for each array of parameters."""
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, max(1, len(leaves)))
-    return tree.unflatten(
+    cells = [
         pulsed_cells(one, device, jnp.shape(leaf)) for one, leaf in zip(keys, leaves, strict=False)
-    )
+    ]
+    return jax.tree.unflatten(tree, cells)
 
 
 def _by_array(change: Callable[..., Array], key: PRNGKeyArray, params: Any, *others: Any) -> Any:
     """Applies `change(key, array, *others)` to each array of parameters, with a key of its own."""
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, max(1, len(leaves)))
-    return jax.tree.map(change, tree.unflatten(list(keys)[: len(leaves)]), params, *others)
+    keys = jax.tree.unflatten(tree, list(keys)[: len(leaves)])
+    return jax.tree.map(change, keys, params, *others)
 
 
 def _rate(learning_rate: optax.ScalarOrSchedule, count: Array) -> Any:
     return learning_rate(count) if callable(learning_rate) else learning_rate
 
 
-def _check_device(device: Any) -> None:
+def _check_device(name: str, device: Any) -> None:
     if not isinstance(device, PulsedDevice):
         raise TypeError(
-            f"device must be a PulsedDevice, such as jaxeff.analog_hardware.RERAM, not {device!r}."
+            f"{name} must be a PulsedDevice, such as jaxeff.analog_hardware.RERAM, not {device!r}."
         )
 
 

@@ -16,11 +16,10 @@ from jaxeff.analog_hardware import (
     RERAM,
     RPU,
     PulsedDevice,
-    pulse,
     pulsed,
-    pulsed_cells,
     tiki_taka,
 )
+from jaxeff.analog_hardware._pulses import pulse, pulsed_cells
 from jaxeff.nn import small_classifier
 from jaxeff.training import cross_entropy, fit
 
@@ -131,7 +130,7 @@ def test_a_network_learns_by_pulses(make):
 
 def test_what_is_no_device_and_updates_without_parameters_are_refused():
     with pytest.raises(TypeError, match="PulsedDevice"):
-        pulsed(KEY, 0.1, 0.1)
+        pulsed(KEY, 0.1, 0.1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rows"):
         tiki_taka(KEY, RPU, 0.1, 0.1, rows=0)
     optimizer = pulsed(KEY, RPU, 0.1)

@@ -53,6 +53,8 @@ ACCEPTED: dict[tuple[str, str, str], str] = {
     ("jaxeff.bayes.*", "step_size", "a function"): "a schedule",
     ("jaxeff.bayes.*", "kl", "a function"): "a schedule",
     ("jaxeff.bayes.*", "temperature", "a function"): "a schedule",
+    ("jaxeff.analog_hardware.pulsed", "learning_rate", "a function"): "a schedule",
+    ("jaxeff.analog_hardware.tiki_taka", "learning_rate", "a function"): "a schedule",
     ("jaxeff.bayes.ivon", "learning_rate", "a function"): "a schedule",
     ("jaxeff.bayes.swag", "start", "zero"): "from the first update",
     ("jaxeff.bayes.*", "prior", "a number"): "one deviation for all",

@@ -24,6 +24,7 @@ from numpyro.infer.autoguide import AutoDelta
 
 from jaxeff.adapters import LoRA
 from jaxeff.analog_hardware import (
+    RPU,
     Characterization,
     Chip,
     Crossbar,
@@ -200,6 +201,10 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.analog_hardware.fit_noise": {"noise": empty(MeasuredNoise)},
     "jaxeff.analog_hardware.fit_sequence": {"events": empty(Events)},
     "jaxeff.analog_hardware.fit_splines": {"x": np.asarray(X), "y": np.asarray(X)},
+    "jaxeff.analog_hardware.pulsed": {"device": RPU, "learning_rate": 0.1},
+    "jaxeff.analog_hardware.tiki_taka": {
+        "device": RPU, "learning_rate": 0.1, "transfer_rate": 0.1, "slow": RPU, "every": 1,
+    },
     "jaxeff.analog_hardware.with_model": {"model": Linear()},
     "jaxeff.analog_hardware.train_for_chip": {"epochs": (1, 1, 1), "array": Crossbar()},
     "jaxeff.bayes.around_best_draw": {"result": empty(MCMCResult)},
