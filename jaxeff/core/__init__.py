@@ -88,6 +88,7 @@ from jaxeff.core._keys import FAST as FAST
 from jaxeff.core._keys import fast_key as fast_key
 from jaxeff.core._misfits import MisfitError as MisfitError
 from jaxeff.core._misfits import misfit as misfit
+from jaxeff.core._processes import Shards as Shards
 from jaxeff.core._processes import from_writer as from_writer
 from jaxeff.core._processes import is_first as is_first
 from jaxeff.core._processes import is_writer as is_writer

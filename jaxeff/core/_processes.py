@@ -1,4 +1,4 @@
-"""Runs over several processes: the one that writes, sharing values, moving arrays.
+"""Runs over several devices and processes: which one writes, sharing values, moving arrays.
 
 A script lets the processes find each other by ``jax.distributed.initialize()``, before it imports
 jaxeff: BlackJAX, which samplers import, computes as it is imported, and then JAX must know its
@@ -13,17 +13,35 @@ Sharp edges:
     A process that skips a call which the others make leaves them waiting.
     Where the first process cannot write, its error ends it; JAX ends the others once it is missed.
     Data are given whole to every process. They must be the same, which is not checked.
+
+Data may also be cut along their examples (`Shards`), for trainings that share every batch:
+
+```python
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxeff.core import Shards
+
+mesh = Mesh(jax.devices(), ("data",))
+x = jax.device_put(jax.numpy.ones((8, 2)), NamedSharding(mesh, PartitionSpec("data")))
+shards = Shards.of(x)
+if shards is not None:                                   # None with a single device
+    order = shards.shuffled(jax.random.key(0), 8, batch_size=8)
+    assert shards.take(x, order[0]).sharding.spec[0] == "data"
+```
 """
 
+import math
 import pickle
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Optional, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 T = TypeVar("T")
 
@@ -128,3 +146,125 @@ def to_host(tree: Any) -> Any:
         return multihost_utils.process_allgather(leaf, tiled=True)
 
     return jax.tree.map(fetch, tree)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The parts of data whose examples are cut over devices, of one process or of several.
+
+    What takes rows names them within each part. So a device reads what it holds itself, and a
+    batch lies on the devices as the data do: of rows by their numbers in all data, every device
+    would get all, and compute the batch that all the others compute.
+
+    Attributes:
+        mesh: The devices.
+        axes: Axes of the mesh that the examples are cut along.
+    """
+
+    mesh: Mesh
+    axes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: Any) -> Optional["Shards"]:
+        """Reads how the first axis of data is cut; None if it lies in one part.
+
+        Args:
+            data: Pytree of arrays; the first that is cut counts.
+        """
+        for leaf in jax.tree.leaves(data):
+            at = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+            if not isinstance(at, NamedSharding) or not at.spec or at.spec[0] is None:
+                continue
+            axes = (at.spec[0],) if isinstance(at.spec[0], str) else tuple(at.spec[0])
+            # What is computed on the parts is the compiler's to lay out, whoever made the mesh.
+            shards = cls(Mesh(at.mesh.devices, at.mesh.axis_names), axes)
+            if shards.count > 1:
+                return shards
+        return None
+
+    @property
+    def count(self) -> int:
+        """Number of parts."""
+        return math.prod(self.mesh.shape[axis] for axis in self.axes)
+
+    def spread(self, data: Any) -> Any:
+        """Cuts what of data isn't cut yet, on the same devices."""
+        sharding = NamedSharding(self.mesh, PartitionSpec(self.axes))
+
+        def place(leaf: Any) -> Any:
+            if type(self).of(leaf) is None:
+                return to_devices(leaf, sharding)
+            return jax.device_put(leaf, NamedSharding(self.mesh, leaf.sharding.spec))
+
+        return jax.tree.map(place, data)
+
+    def replicated(self, tree: Any) -> Any:
+        """Copies to every device what of a pytree of arrays lies on others."""
+        everywhere, devices = NamedSharding(self.mesh, PartitionSpec()), {*self.mesh.devices.flat}
+
+        def place(leaf: Any) -> Any:
+            is_there = isinstance(leaf, jax.Array) and leaf.sharding.device_set == devices
+            return leaf if is_there else to_devices(leaf, everywhere)
+
+        return jax.tree.map(place, tree)
+
+    def share(self, batch_size: int) -> int:
+        """Returns the examples of a batch that each part has.
+
+        Raises:
+            ValueError: The parts don't divide the batch.
+        """
+        if batch_size % self.count:
+            raise ValueError(
+                f"the data lie in {self.count} parts, which don't divide a batch of {batch_size}: "
+                f"take {-(-batch_size // self.count) * self.count}, or other devices"
+            )
+        return batch_size // self.count
+
+    def shuffled(self, key: jax.Array, count: int, batch_size: int) -> jax.Array:
+        """Draws the order of examples: as many of every part in each batch.
+
+        Args:
+            key: Random key.
+            count: Examples in all parts.
+            batch_size: Examples of a batch.
+
+        Returns:
+            Rows within the parts, `[steps, batch_size]`.
+
+        Raises:
+            ValueError: The parts don't divide the batch.
+        """
+        each, steps = self.share(batch_size), count // batch_size
+
+        def order(keys: jax.Array) -> jax.Array:
+            rows = jax.random.permutation(keys[0], count // self.count)
+            return rows[: steps * each].reshape(steps, each)
+
+        keys = jax.random.split(key, self.count)
+        return self._by_part(order, PartitionSpec(None, self.axes))(keys)
+
+    def take(self, data: Any, rows: jax.Array) -> Any:
+        """Takes rows of `shuffled`, of each part its own."""
+        return self._by_part(lambda data, rows: jax.tree.map(lambda leaf: leaf[rows], data))(
+            data, rows
+        )
+
+    def batches(self, data: Any, size: int) -> Any:
+        """Cuts the parts into batches in their order, `[batches, size, ...]`, without the rest."""
+        each = self.share(size)
+
+        def cut(leaf: jax.Array) -> jax.Array:
+            count = len(leaf) // each
+            return leaf[: count * each].reshape(count, each, *leaf.shape[1:])
+
+        of_part = self._by_part(
+            lambda data: jax.tree.map(cut, data), PartitionSpec(None, self.axes)
+        )
+        return of_part(data)
+
+    def _by_part(self, f: Callable[..., Any], result: PartitionSpec | None = None) -> Any:
+        parts = PartitionSpec(self.axes)
+        return jax.shard_map(
+            f, mesh=self.mesh, in_specs=parts, out_specs=result or parts, axis_names={*self.axes}
+        )

@@ -50,7 +50,15 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff import training
 from jaxeff.compression import FLOAT, Int, calibrate, integer, integer_aware
-from jaxeff.core import Table, check_count, input_batch, instance_of, static_integer, validate
+from jaxeff.core import (
+    Shards,
+    Table,
+    check_count,
+    input_batch,
+    instance_of,
+    static_integer,
+    validate,
+)
 from jaxeff.pruning import Plan, pruned
 from jaxeff.search._space import INT8, MIX, Actions, Policy, SearchSpace
 from jaxeff.store import describe_arrays, describe_computation
@@ -218,6 +226,9 @@ class Candidates:
                 )
         self.f, self.params, self.state, self.space = f, params, state, space
         self.data, self.validation = data, validation
+        self._shards = Shards.of(data), Shards.of(validation)
+        for shards in filter(None, self._shards):
+            shards.share(batch_size)
         self.train, self.batch_size, self.metrics = train or f, batch_size, metrics
         loss = training.cross_entropy(f, mutable=state is not None)
         if isinstance(loss, training.CheckedLoss):
@@ -313,12 +324,9 @@ class Candidates:
         if self.steps:
             train = self.space.compressed(self.train, policy)
             loss = training.cross_entropy(train, mutable=self.state is not None)
-            epoch = training.make_epoch(loss, self.optimizer, self.batch_size)
+            epoch = training.make_epoch(loss, self.optimizer, self.batch_size, self._shards[0])
             rows_key, epoch_key = jax.random.split(key)
-            count = training.count_examples(data)
-            # An epoch passes over all that it is given: so it is given `steps` batches.
-            rows = jax.random.permutation(rows_key, count)[: self.steps * self.batch_size]
-            few = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data)
+            few = self._few(rows_key, data)
             trained, _ = epoch(training.init(params, self.optimizer, state), epoch_key, few)
             params, state = trained.params, trained.state
             if state is not None:
@@ -326,16 +334,7 @@ class Candidates:
                 # A few updates leave running statistics near those of the uncompressed model.
                 state = training.converge_batch_stats(train, params, state, first)
         f = self.space.compressed(self.f, policy)
-        size = self.batch_size
-        # Shapes are static, so only whole batches count, in the sum and in what divides it.
-        count_of_whole_batches = training.count_examples(validation) // size * size
-        batched = jax.tree.map(
-            lambda leaf: jnp.asarray(leaf)[:count_of_whole_batches].reshape(
-                -1, size, *leaf.shape[1:]
-            ),
-            validation,
-        )
-
+        batched = self._batched(validation)
         predict = functools.partial(_logits, f, params, state)
 
         def right(batch: Any) -> Array:
@@ -345,11 +344,32 @@ class Candidates:
             sure = jnp.isfinite(logits).all(-1)
             return jnp.sum((logits.argmax(-1) == labels) & sure)
 
-        accuracy = {"accuracy": jax.lax.map(right, batched).sum() / count_of_whole_batches}
+        accuracy = {
+            "accuracy": jax.lax.map(right, batched).sum() / (len(batched[1]) * self.batch_size)
+        }
         more = {} if self.metrics is None else dict(self.metrics(predict, validation))
         if "accuracy" in more:
             raise ValueError("Candidates: metrics returns 'accuracy', which is measured already")
         return accuracy | more
+
+    def _few(self, key: Any, data: Any) -> Any:
+        """Draws what a candidate trains on: an epoch passes over all that it is given."""
+        size, (shards, _) = self.batch_size, self._shards
+        count = training.count_examples(data)
+        if shards is not None:
+            return shards.take(data, shards.shuffled(key, count, size * self.steps)[0])
+        rows = jax.random.permutation(key, count)[: self.steps * size]
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data)
+
+    def _batched(self, validation: Any) -> Any:
+        """Cuts validation data into batches: shapes are static, so only whole ones count."""
+        size, (_, shards) = self.batch_size, self._shards
+        if shards is not None:
+            return shards.batches(validation, size)
+        count = training.count_examples(validation) // size * size
+        return jax.tree.map(
+            lambda leaf: jnp.asarray(leaf)[:count].reshape(-1, size, *leaf.shape[1:]), validation
+        )
 
 
 def _logits(f: Callable[..., Any], params: Any, state: Any, x: Any) -> Array:

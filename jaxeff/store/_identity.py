@@ -55,7 +55,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxeff.core import FAST, ClosedJaxpr, Jaxpr, check_key, jax_internals, validate
+from jaxeff.core import (
+    FAST,
+    ClosedJaxpr,
+    Jaxpr,
+    check_key,
+    jax_internals,
+    span_processes,
+    to_host,
+    validate,
+)
 from jaxeff.store._writing import CheckpointError
 
 MOST_NUMBERS = 64
@@ -251,6 +260,7 @@ def _described(leaf: Any) -> dict[str, Any]:
         leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
+    leaf = to_host(leaf) if span_processes(leaf) else leaf
     flat = np.asarray(leaf).reshape(-1)
     # A few values beside the hash of all of them: whether rounding alone may have changed it.
     rows = np.linspace(0, max(flat.size - 1, 0), min(flat.size, 64)).astype(int)

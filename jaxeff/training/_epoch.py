@@ -63,7 +63,8 @@ assert jnp.allclose(found["mean"], x.mean(0)) and found["steps"] == 7
 
 Sharp edges:
     The data lie on the device as a whole and batches are gathered inside the scan; the last ``n mod
-    batch_size`` examples of an epoch's permutation are left out of that epoch. Convolutions vmapped
+    batch_size`` examples of an epoch's permutation are left out of that epoch. Of data in parts on
+    several devices (`jaxeff.core.Shards`) a batch has as many of each part. Convolutions vmapped
     over weights are grouped convolutions, which CPUs run slowly: there, three trainings of LeNet-5
     one after the other took half the time of one vmapped program.
 """
@@ -79,7 +80,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int, Key
 
-from jaxeff.core import function_of_form, kept_program, validate
+from jaxeff.core import Shards, function_of_form, kept_program, validate
 from jaxeff.training._canonical import canonical_in_loops
 
 Metrics = dict[str, Any]
@@ -174,7 +175,10 @@ def _update(
 
 @validate(loss=function_of_form(FORMS))
 def make_epoch(
-    loss: Callable[..., Any], optimizer: optax.GradientTransformation, batch_size: int
+    loss: Callable[..., Any],
+    optimizer: optax.GradientTransformation,
+    batch_size: int,
+    shards: Shards | None = None,
 ) -> Epoch:
     """Makes ``epoch(train_state, key, data) -> (train_state, metrics)``.
 
@@ -185,6 +189,7 @@ def make_epoch(
         (scalar, metrics). See `jaxeff.training.cross_entropy`.
       optimizer: Gets ``value``, ``grad`` and ``grad_fn`` as extra arguments where it takes them.
       batch_size: Examples per update.
+      shards: Parts of the data on several devices; None for data in one part.
 
     Returns:
       The epoch. ``data`` is a pytree of arrays with a common first axis of examples; ``metrics``
@@ -208,19 +213,33 @@ def make_epoch(
         shuffle_key, loss_key = jax.random.split(key)
         # One permutation per epoch, and rows gathered in the scan: a shuffled copy of all
         # data would double their memory.
-        order = jax.random.permutation(shuffle_key, n)[: steps * batch_size]
+        order = _shuffled(shuffle_key, n, batch_size, shards)
 
         quick = canonical_in_loops(update)  # LeNet-5's scan is 4.5 times slower without
 
         def step(carry: TrainState, inputs: tuple) -> tuple[TrainState, Metrics]:
             key, rows = inputs
-            return quick(carry, key, jax.tree.map(lambda leaf: leaf[rows], data))
+            return quick(carry, key, take_rows(data, rows, shards))
 
-        inputs = (jax.random.split(loss_key, steps), order.reshape(steps, batch_size))
-        carry, metrics = jax.lax.scan(step, carry, inputs)
+        carry, metrics = jax.lax.scan(step, carry, (jax.random.split(loss_key, steps), order))
         return carry, {name: jnp.mean(values, axis=0) for name, values in metrics.items()}
 
     return epoch
+
+
+def _shuffled(key: Any, count: int, batch_size: int, shards: Shards | None) -> Int[Array, "..."]:
+    """Draws the rows of an epoch's batches, ``[steps, batch_size]``."""
+    if shards is not None:
+        return shards.shuffled(key, count, batch_size)
+    steps = count // batch_size
+    return jax.random.permutation(key, count)[: steps * batch_size].reshape(steps, batch_size)
+
+
+def take_rows(data: Any, rows: Any, shards: Shards | None) -> Any:
+    """Takes examples, where data lie in parts by their numbers within those."""
+    if shards is not None:
+        return shards.take(data, rows)
+    return jax.tree.map(lambda leaf: leaf[rows], data)
 
 
 def accepted(optimizer: optax.GradientTransformation, **extra: Any) -> dict[str, Any]:
@@ -340,14 +359,17 @@ def settled_batch_stats(
     count = count_examples(data)
     steps = min(count // batch_size, max(1, MOST_EXAMPLES // batch_size))
     order_key, loss_key = jax.random.split(key)
-    order = np.asarray(jax.random.permutation(order_key, count))[: steps * batch_size]
-    batches = zip(order.reshape(steps, batch_size), jax.random.split(loss_key, steps), strict=True)
+    shards = Shards.of(data)
+    order: Any = _shuffled(order_key, count, batch_size, shards)
+    if shards is None:
+        order = np.asarray(order)
+    batches = zip(order[:steps], jax.random.split(loss_key, steps), strict=True)
 
     updated = kept_program(functools.partial(_updated_stats, loss))
     low, high = [*map(jnp.zeros_like, means)], [*map(jnp.ones_like, means)]
     limits: list[list[Array]] = []
     for rows, at in batches:
-        batch = jax.tree.map(lambda leaf, rows=rows: leaf[rows], data)
+        batch = take_rows(data, rows, shards)
         if not limits:
             # What a frozen layer reads stays what it is, for the loss may depend on it.
             _, zeros, ones = updated(params, state, low, high, at, batch)

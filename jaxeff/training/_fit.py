@@ -46,8 +46,9 @@ Sharp edges:
     or ``noisy(f, spec)`` that is made anew is another function (`jaxeff.core.kept_program`).
     Programs that different versions of JAX trace can't be compared: after an update of JAX a
     checkpoint is refused, and ``resume="force"`` goes on from it.
-    A state that lies on several processes is trained by all of them together; one writes the
-    checkpoint (`jaxeff.core`).
+    Data that are cut along their examples over several devices, of one process or of several, are
+    trained on by all of them together: each computes its share of every batch (`jaxeff.core`).
+    Batches are others then than those of the same data in one part. One process writes.
 """
 
 import os
@@ -146,7 +147,8 @@ def run_epochs(
       epoch: ``epoch(train_state, key, data) -> (train_state, metrics)``, from `make_epoch`,
         vmapped over replicates or not (then ``start`` and the metrics have a leading axis).
       start: The state before the first epoch. It stays valid.
-      data: Pytree of arrays with a common first axis; moved to the device once.
+      data: Pytree of arrays with a common first axis; moved to the device once. Where it is cut
+        over several devices (`jaxeff.core.Shards`), the state is copied to all of them.
       epochs: Total number of epochs of the run, including those before a resume.
       eval_fn: ``eval_fn(train_state) -> metrics``, added to the epoch's record.
       eval_every: Epochs between evaluations; the last epoch is always evaluated.
@@ -182,6 +184,9 @@ def run_epochs(
     core.check_choice("resume", resume, (True, False, "force"))
     count_examples(data)
     data = jax.tree.map(jnp.asarray, data)
+    if (shards := core.Shards.of(data)) is not None:
+        data = shards.spread(data)
+        key, start = shards.replicated((key, jax.tree.map(jnp.asarray, start)))
     # Without a way back to the last good state its memory can be reused, but not the caller's.
     donate = on_nan == "keep"
     carry = jax.tree.map(jnp.copy if donate else jnp.asarray, start)
@@ -399,7 +404,8 @@ def fit(
         (scalar, dict of scalars); or ``loss(key, params, state, batch, step)``, which returns
         ``(loss, (metrics, new_state))``; see `cross_entropy`.
       params: Pytree of parameters to start from; it stays valid.
-      data: Pytree of arrays with a common first axis of examples, e.g. ``(images, labels)``.
+      data: Pytree of arrays with a common first axis of examples, e.g. ``(images, labels)``; those
+        that are cut over devices are trained on by all of these.
       optimizer: Any optax optimizer; schedules count updates, not epochs.
       epochs: Passes over the data, including those before a resume.
       batch_size: Examples per update; a last incomplete batch is left out of the epoch.
@@ -424,14 +430,17 @@ def fit(
       TypeError: The loss doesn't return what it should, or an argument is of another kind: a key
         that is none, a Flax model for a loss or for parameters, labels that are no integers.
       ValueError: The data don't have a common first axis, or hold less than one batch; a label is
-        no class of the network's.
+        no class of the network's; the parts of the data don't divide a batch.
       InterruptedRun: Ctrl-C; its ``result`` is that of the finished epochs, if there are any.
     """
     core.check_function("fit: loss", loss, FORMS)
     asked, loss = loss, full_loss(loss)
     core.check_params("fit: data", data)
-    epoch = make_epoch(loss, optimizer, batch_size)
+    shards = core.Shards.of(data)
     start = init(params, optimizer, state)
+    if shards is not None:
+        data, (key, start) = shards.spread(data), shards.replicated((key, start))
+    epoch = make_epoch(loss, optimizer, batch_size, shards)
     try:
         _check_loss(loss, key, start, data, batch_size)
     except Exception as error:
@@ -443,6 +452,8 @@ def fit(
     if run.get("checkpoint") is not None:
         described = describe_training(key, loss, optimizer, start, data, batch_size)
         identified = {**(settings or {}), "batch_size": batch_size}
+        if shards is not None:  # batches depend on them
+            identified["parts of the data"] = shards.count
         identity = store.run_identity(key, data, identified, described)
     try:
         last, history = run_epochs(

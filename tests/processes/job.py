@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import optax
 
 import jaxeff
-from jaxeff.bayes import HMC, mcmc
+from jaxeff.bayes import HMC, mcmc, svi
+from jaxeff.core import to_devices, to_host
 from jaxeff.noise import Additive
 from jaxeff.store import CheckpointError
-from jaxeff.training import cross_entropy, sweep
+from jaxeff.training import cross_entropy, fit, sweep
 
 WIDTH, DYING_CHUNK, DYING_EPOCH = 6, 2, 1
 
@@ -64,6 +65,19 @@ def sampled(folder=None, samples=6, **options):
     )  # fmt: skip
 
 
+def trained_together(**options):
+    """A model of all devices' examples; batches of all of them, whose order doesn't matter."""
+    mesh = jax.sharding.Mesh(jax.devices(), ("data",))
+    cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    examples, params = to_devices(data(), cut), fresh(jax.random.key(0))[0]
+    key, run = jax.random.key(3), {"epochs": 3, "batch_size": 40}
+    fitted = fit(
+        key, cross_entropy(f), params, examples, optimizer=optax.adam(1e-2), **run, **options
+    )
+    means = svi(key, f, params, examples, **run).posterior
+    return to_host({"fit": fitted.params, "loss": fitted.history[-1]["loss"], "svi": means})
+
+
 def found(swept_, sampled_):
     """What a job is compared by."""
     chains = sampled_.posterior.random, sampled_.stats["log_density"]
@@ -100,5 +114,6 @@ def main(place, die=None):
         swept(folder / "sweep", epochs=4)
     except CheckpointError as error:
         refused = str(error)
+    results["together"] = trained_together(checkpoint=folder / "fit.safetensors")
     results |= {"trained": trained, "parts": sharded, "refused": refused}
     (folder / "found.pickle").write_bytes(pickle.dumps(jax.device_get(results)))

@@ -100,6 +100,11 @@ def test_the_numbers_are_those_of_one_process_and_everywhere(resumed):
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
+def test_examples_that_are_cut_over_processes_train_as_in_one(folder, resumed):
+    assert_same(resumed[0][0]["together"], job.trained_together())
+    assert (folder / "0" / "fit.safetensors").exists()
+
+
 def test_replicates_lie_on_the_devices_of_both(resumed):
     assert set(resumed[0][0]["parts"]) == {8}
 

@@ -15,6 +15,7 @@ anything is timed, results are held against the peer's, or against JAX's.
 6. `conformal`, `calibration`, `laplace`, `pruning`: over MAPIE, torchmetrics, laplace-torch and
    Torch-Pruning.
 7. `quantized`: its equations and its compilation over the function's own; `report`: its seconds.
+8. `mesh`: an epoch of `fit` on two devices over jitted steps on batches that are cut by hand.
 """
 
 import json
@@ -30,7 +31,7 @@ from experiments import harness as h
 
 Subject = Literal[
     "start", "deploy", "layers", "again", "members", "conformal", "calibration", "laplace",
-    "pruning", "quantized", "report",
+    "pruning", "quantized", "report", "mesh",
 ]  # fmt: skip
 
 
@@ -49,6 +50,8 @@ class Settings:
 def measured(run: h.Run[Settings], subject: str) -> list[h.Row]:
     """Measures a subject in a process of its own, which has one processor."""
     flags = "--xla_cpu_multi_thread_eigen=false"
+    if subject == "mesh":
+        flags += " --xla_force_host_platform_device_count=2"
     done = subprocess.run(
         [sys.executable, "-m", f"{__package__}.worker", subject, json.dumps(asdict(run.settings))],
         env=os.environ | {"XLA_FLAGS": flags, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},

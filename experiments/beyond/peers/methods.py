@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxeff
 from experiments.beyond.peers import bundles, rows
 from experiments.beyond.peers.__main__ import Settings
 from jaxeff import bayes, compression, ensembles, pruning, reporting, training, uncertainty
+from jaxeff.core import Shards
 from jaxeff.nn import LeNet5, small_classifier
 
 CLASSES = 100
@@ -334,7 +336,47 @@ def report(settings: Settings) -> list[rows.Row]:
     ]
 
 
+def mesh(settings: Settings) -> list[rows.Row]:
+    """Measures an epoch on two devices over steps on batches that are cut by hand."""
+    batch, steps = (16, 2) if settings.narrow else (128, 8)
+    f, params = jaxeff.functional(LeNet5(10, rngs=nnx.Rngs(0)))
+    x = jax.random.normal(jax.random.key(0), (batch * steps, 28, 28, 1))
+    y, adam = jnp.arange(len(x)) % 10, optax.adam(1e-3)
+    devices = Mesh(np.array(jax.devices()), ("data",))
+    cut = NamedSharding(devices, PartitionSpec("data"))
+    x, y, key = *jax.device_put((x, y), cut), jax.random.key(0)
+    shards = Shards.of(x)
+    assert shards is not None
+    epoch = jax.jit(training.make_epoch(training.cross_entropy(f), adam, batch, shards))
+    start = shards.replicated(training.init(params, adam))
+    order = shards.shuffled(jax.random.split(key)[0], len(x), batch)
+    batches = [shards.take((x, y), at) for at in order]
+
+    @jax.jit
+    def step(p: Any, state: Any, x: Any, y: Any) -> Any:
+        def loss(p: Any) -> Any:
+            return optax.softmax_cross_entropy_with_integer_labels(f(p, x), y).mean()
+
+        updates, state = adam.update(jax.grad(loss)(p), state, p)
+        return optax.apply_updates(p, updates), state
+
+    def theirs() -> Any:
+        p, state = start.params, start.opt_state
+        for images, labels in batches:
+            # Devices that are ahead of each other by many steps may wait for one another forever.
+            p, state = jax.block_until_ready(step(p, state, images, labels))
+        return p
+
+    def ours() -> Any:
+        return jax.block_until_ready(epoch(start, key, (x, y))[0].params)
+
+    near = jax.tree.map(lambda a, b: jnp.allclose(a, b, atol=1e-4), ours(), theirs())
+    what, agrees = f"an epoch of {steps} steps on two devices", all(jax.tree.leaves(near))
+    return [rows.beside(what, "jitted steps", 1.1, (ours, theirs), settings.rounds, bool(agrees))]
+
+
 SUBJECTS = {
     "again": again, "members": members, "conformal": conformal, "calibration": calibration,
     "laplace": laplace, "pruning": prune, "quantized": quantized, "report": report,
+    "mesh": mesh,
 }  # fmt: skip

@@ -65,6 +65,7 @@ from jaxeff.core import (
     check_labels,
     kept_program,
     parameter_tree,
+    span_processes,
     validate,
     warn_of_one_class,
 )
@@ -335,7 +336,10 @@ def check_data(params: Any, data: tuple[Any, ...]) -> None:
             raise TypeError(f"parameter {path} has dtype {jnp.result_type(leaf)}, not a float")
     for name, tree in (("parameter", params), ("data", data)):
         for path, leaf in named_leaves(tree).items():
-            if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and not np.isfinite(leaf).all():
+            # What lies on several processes, they look at together.
+            numbers: Any = jnp if span_processes(leaf) else np
+            is_real = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+            if is_real and not numbers.isfinite(leaf).all():
                 raise ValueError(f"{name} {path} holds values that are NaN or infinite")
 
 

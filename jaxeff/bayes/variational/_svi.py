@@ -280,7 +280,7 @@ def train(
         return result(
             *run_epochs(
                 key,
-                make_epoch(loss, optimizer, batch_size),
+                make_epoch(loss, optimizer, batch_size, core.Shards.of(data)),
                 start,
                 data,
                 epochs=epochs,
@@ -315,7 +315,7 @@ def guess_nll(likelihood: posteriors.Likelihood, targets: Any) -> float | None:
     if isinstance(likelihood, posteriors.PerOutput):
         each = [guess_nll(one, targets[name]) for name, one in likelihood.parts]
         return None if None in each else sum(filter(None, each))
-    targets = np.asarray(targets)
+    targets = np.asarray(core.to_host(targets))
     if likelihood == "categorical":
         # The entropy of class frequencies is the NLL of always predicting them.
         shares = np.bincount(targets.ravel()) / targets.size
@@ -435,6 +435,8 @@ def svi(
             and predicts no better than a guess.
     """
     likelihood = posteriors.hashable_likelihood(likelihood)
+    if (shards := core.Shards.of(data)) is not None:
+        data, (key, params) = shards.spread(data), shards.replicated((key, params))
     # One batch, whose shapes tell fan-ins.
     inputs = jax.tree.map(lambda leaf: leaf[: max(batch_size, 1)], tuple(data[:-1]))
     params, scales, stds = start_from(params, prior, init_scale, f, inputs)
