@@ -13,22 +13,6 @@ Sharp edges:
     A process that skips a call which the others make leaves them waiting.
     Where the first process cannot write, its error ends it; JAX ends the others once it is missed.
     Data are given whole to every process. They must be the same, which is not checked.
-
-Data may also be cut along their examples (`Shards`), for trainings that share every batch:
-
-```python
-import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-from jaxeff.core import Shards
-
-mesh = Mesh(jax.devices(), ("data",))
-x = jax.device_put(jax.numpy.ones((8, 2)), NamedSharding(mesh, PartitionSpec("data")))
-shards = Shards.of(x)
-if shards is not None:                                   # None with a single device
-    order = shards.shuffled(jax.random.key(0), 8, batch_size=8)
-    assert shards.take(x, order[0]).sharding.spec[0] == "data"
-```
 """
 
 import math

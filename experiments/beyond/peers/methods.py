@@ -344,7 +344,8 @@ def mesh(settings: Settings) -> list[rows.Row]:
     y, adam = jnp.arange(len(x)) % 10, optax.adam(1e-3)
     devices = Mesh(np.array(jax.devices()), ("data",))
     cut = NamedSharding(devices, PartitionSpec("data"))
-    x, y, key = *jax.device_put((x, y), cut), jax.random.key(0)
+    x, y = jax.device_put((x, y), cut)
+    key = jax.random.key(0)
     shards = Shards.of(x)
     assert shards is not None
     epoch = jax.jit(training.make_epoch(training.cross_entropy(f), adam, batch, shards))
