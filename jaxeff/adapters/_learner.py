@@ -151,20 +151,22 @@ def _learnt(traced: program.Program, what: str | Mapping[str, Any]) -> tuple[lis
     kind = {"head": "linear", "norms": "normalization"}.get(what if isinstance(what, str) else "")
     if kind is None:
         names = {v.path for v in traced.inputs if v.path.startswith("adapters/")}
-        sites = [each for each in traced.layers if names & _read(each)]
+        sites = [each for each in traced.layers if names & _parameters_read(each)]
         return [each.site for each in sites], names
-    layers = [each for each in traced.layers if each.kind == kind and _read(each)]
+    layers = [each for each in traced.layers if each.kind == kind and _parameters_read(each)]
     layers = layers[-1:] if what == "head" else layers
     if not layers:
-        there = ", ".join(each.site for each in traced.layers if _read(each))
+        there = ", ".join(each.site for each in traced.layers if _parameters_read(each))
         raise ValueError(
             f"learner: what={what!r} is no layer here; layers with parameters are {there}: give "
             'what={"a site": LoRA(4)}, or another of ' + ", ".join(PARTS)
         )
-    return [each.site for each in layers], {path for each in layers for path in _read(each)}
+    return [each.site for each in layers], {
+        path for each in layers for path in _parameters_read(each)
+    }
 
 
-def _read(layer: program.Layer) -> set[str]:
+def _parameters_read(layer: program.Layer) -> set[str]:
     return {value.path for value in layer.inputs if value.is_weight and value.path}
 
 

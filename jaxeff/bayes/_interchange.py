@@ -162,10 +162,10 @@ def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
             parameter that doesn't fit is named.
     """
     with reading_errors(path):
-        return _read(path, params)
+        return _read_posterior(path, params)
 
 
-def _read(path: str | os.PathLike[str], params: Any) -> Any:
+def _read_posterior(path: str | os.PathLike[str], params: Any) -> Any:
     metadata, tree = load_metadata(path), load_pytree(path)
     kind = metadata.get("posterior")
     if kind == _DRAWS:

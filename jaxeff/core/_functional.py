@@ -153,7 +153,7 @@ def functional(
             f"functional: method must be the name of a method of {type(model).__name__}, or a "
             f"function that takes it first, not {method!r}."
         )
-    reading = _read(model, args, method, keyed, mutable)
+    reading = _read_model(model, args, method, keyed, mutable)
     run, params, state, keys = reading.run, reading.params, reading.state, reading.keys
     channels = "first" if is_of(model, "torch.nn", "Module") else None
     if isinstance(model, nnx.Module | nn.Module) or _ending(model) == ".tflite":
@@ -244,7 +244,7 @@ def restore(
             "are none of the model's: give floats on their grids, as compression.round_weights "
             "makes them."
         )
-    reading = _read(model, args, None, keyed=False, mutable=False)
+    reading = _read_model(model, args, None, keyed=False, mutable=False)
     kept: Kept = {}
     if plan is not None:
         if not hasattr(plan, "check_small"):
@@ -283,7 +283,7 @@ def restore(
     return reading.restored(values, leaves, kept)
 
 
-def _read(
+def _read_model(
     model: Any, args: tuple[Any, ...], method: Method, keyed: bool, mutable: bool
 ) -> LibraryModel:
     """Reads a model by its library, none of which is imported that its user hasn't."""

@@ -98,7 +98,7 @@ def speech_commands(root: str | os.PathLike[str] | None = None) -> Recordings:
         DataError: Nothing is there, or a file isn't what its name promises; the message names the
             file and the way out.
     """
-    return _split(_folder(root), WORDS)
+    return _split_by_speaker(_folder(root), WORDS)
 
 
 @validate(folder=path_like)
@@ -121,16 +121,16 @@ def recordings(folder: str | os.PathLike[str]) -> Recordings:
     names = {path.parent.name for path in folder.glob("*/*.wav")}
     words = tuple(sorted(names, key=lambda name: (name.startswith("_"), name)))
     if not words and any(folder.glob("*.flac.tar")):
-        return _split(folder, WORDS)
+        return _split_by_speaker(folder, WORDS)
     if len(words) < 2:
         raise DataError(
             f"recordings: expected {folder}/<word>/*.wav of two words or more, found "
             f"{', '.join(words) or 'none'}"
         )
-    return _split(folder, words)
+    return _split_by_speaker(folder, words)
 
 
-def _split(folder: Path, words: tuple[str, ...]) -> Recordings:
+def _split_by_speaker(folder: Path, words: tuple[str, ...]) -> Recordings:
     """Reads a folder; a fifth of its speakers is for testing."""
     by_held_out: dict[bool, tuple[list[np.ndarray], list[int]]] = {True: ([], []), False: ([], [])}
     speakers: list[str] = []

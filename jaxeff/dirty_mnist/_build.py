@@ -141,7 +141,7 @@ def dirty_mnist(
     path = place / "ambiguous.safetensors"
     metadata = {"digest": digest, "recipe": _plain(recipe)}
     try:
-        stored = _read(path, metadata)
+        stored = _read_kept_images(path, metadata)
     except FileNotFoundError:
         stored = None
     # A damaged file is no reason to fail: all that it held can be made again.
@@ -156,7 +156,7 @@ def dirty_mnist(
     return _recipe.DirtyMNIST(digits=source, **parts)
 
 
-def _read(path: Path, metadata: dict[str, Any]) -> Any:
+def _read_kept_images(path: Path, metadata: dict[str, Any]) -> Any:
     stored = load_metadata(path)
     if stored != metadata:
         raise CheckpointError(f"{path} was made by another recipe or from other digits.")

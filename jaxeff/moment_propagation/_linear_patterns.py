@@ -323,7 +323,7 @@ def _views(
     for node in nodes:
         views = [isinstance(a, Value) and a in index for a in node.inputs]
         if not any(views):
-            operands = [_read(a, known) for a in node.inputs]
+            operands = [_known_value(a, known) for a in node.inputs]
             if all(o is not None for o in operands):
                 known.update(zip(node.outputs, _compat.bind(node.eqn, *operands), strict=True))
             continue
@@ -336,14 +336,14 @@ def _views(
             continue
         index.update(zip(node.outputs, moved, strict=True))
         operands = [
-            moments[a] if is_view else _read(a, known)
+            moments[a] if is_view else _known_value(a, known)
             for a, is_view in zip(node.inputs, views, strict=True)
         ]
         moments.update(zip(node.outputs, data_movement(node, *operands), strict=True))
     return index, moments, known
 
 
-def _read(atom: Any, known: Mapping[Value, Any]) -> Any:
+def _known_value(atom: Any, known: Mapping[Value, Any]) -> Any:
     return atom.val if isinstance(atom, Literal) else known.get(atom)
 
 
@@ -355,7 +355,7 @@ def _moved_index(
         if isinstance(atom, Value) and atom in index:
             operands.append(index[atom])
             continue
-        value = _read(atom, known)
+        value = _known_value(atom, known)
         if value is None or isinstance(value, jax.core.Tracer):
             if value is None or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
                 return None

@@ -4,70 +4,6 @@ What detectors behind a crossbar read is a product of cells and of light, drawn 
 *product* is a function of cells, between -1 and 1, and of intensities at or above zero; linear in
 both. Negative cells are on rails of their own, and negative inputs are sent as light of their own,
 measured separately: electronics take the differences.
-
-`PhotonicProduct` multiplies two activations, as attention does. One operand is written into the
-cells of a crossbar while the network runs, the other is sent as light: of scores the keys are
-written and the queries sent, of their values the values are written and the weights of attention
-sent. Both are signed (rails for cells, measurements for light). Each product of matrices, one of an
-example and head, has a crossbar of its own: its largest entries take the full range of cells and
-light, and electronics scale the reading back.
-
-```python
-import jax
-import jax.numpy as jnp
-
-import jaxeff
-from jaxeff.photonics import PhotonicProduct, photonic
-
-
-def scores(p, q, k):
-    return jnp.einsum("bqd,bkd->bqk", q, k) * p["temperature"]
-
-
-q, k = jax.random.normal(jax.random.key(0), (2, 3, 5, 8))
-params = {"temperature": jnp.float32(0.35)}
-print(jaxeff.summary(scores, params, q, k))                      # the site is "matmul"
-products = photonic(scores, {"matmul": PhotonicProduct()})(jax.random.key(1), params, q, k)
-assert products.shape == (3, 5, 5)
-```
-
-`PhotonicWeights` is a dense or convolution layer as a crossbar of phase-change cells. Inputs are
-carriers of chaotic light, weights the transmissions of cells of germanium-antimony- tellurium
-(GST), of which a cell has so many; light adds up in waveguides, and a detector reads each output
-(Klein's thesis, section 10.2). Light can't be subtracted. "two" rails hold positive and negative
-weights apart and electronics take the difference; with "one" rail, negative weights let nothing
-through.
-
-With noisy carriers this is a probabilistic convolution. A carrier is drawn once per input
-element and fans out to all outputs that read it, on both rails, so that outputs share its
-fluctuations; shot noise and electronic noise are each output's own.
-
-```python
-from jaxeff.nn import small_classifier
-from jaxeff.photonics import PhotonicWeights, transmissions
-
-f, params, (x, y) = small_classifier(4)
-crossbar = PhotonicWeights(levels=5)
-logits = photonic(f, {"fc2": crossbar})(jax.random.key(0), params, x)
-
-scale, cells = transmissions(jnp.array([-2.0, 0.4, 0.6, 1.0]), crossbar)
-assert (float(scale), cells.tolist()) == (2.0, [-1.0, 0.25, 0.25, 0.5])
-```
-
-Sharp edges:
-    The thesis names attention as an outlook; all of it is ours. Cells of phase-change memory take
-    microseconds to be written and wear out: that isn't modelled, nor are errors of writing.
-    Scales are of the largest entry, so that one outlier costs all others their signal.
-    What a product shares (a carrier that fans out to several outputs) is shared as in
-    `PhotonicWeights`.
-    All of it beyond levels and signs is ours; the thesis names convolution as an outlook.
-    The layer's input passes the quantized ReLU of `light.bits`, cut off at full scale.
-    Normalized images have negative pixels: put a photonic layer behind a ReLU, or send what is
-    negative as light of its own (`inputs="signed"`), at the price of a second measurement.
-    Weights are scaled by the largest of the layer, and rounded to levels evenly apart with a
-    straight-through gradient; the bias is electronic.
-    The detector saturates at `light.saturation` times the number of slots, in the physical model.
-    In the physical model, gradients are those of the noiseless layer.
 """
 
 import functools
@@ -208,6 +144,40 @@ SIDES = ("right", "left")
 class PhotonicProduct(Transmissive):
     """A product of two activations: one in cells, the other as chaotic light.
 
+    It multiplies two activations, as attention does. One operand is written into the cells of a
+    crossbar while the network runs, the other is sent as light: of scores the keys are written and
+    the queries sent, of their values the values are written and the weights of attention sent. Both
+    are signed (rails for cells, measurements for light). Each product of matrices, one of an
+    example and head, has a crossbar of its own: its largest entries take the full range of cells
+    and light, and electronics scale the reading back.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+
+    import jaxeff
+    from jaxeff.photonics import PhotonicProduct, photonic
+
+
+    def scores(p, q, k):
+        return jnp.einsum("bqd,bkd->bqk", q, k) * p["temperature"]
+
+
+    q, k = jax.random.normal(jax.random.key(0), (2, 3, 5, 8))
+    params = {"temperature": jnp.float32(0.35)}
+    print(jaxeff.summary(scores, params, q, k))                      # the site is "matmul"
+    products = photonic(scores, {"matmul": PhotonicProduct()})(jax.random.key(1), params, q, k)
+    assert products.shape == (3, 5, 5)
+    ```
+
+    Sharp edges:
+        The thesis names attention as an outlook; all of it is ours. Cells of phase-change memory
+        take microseconds to be written and wear out: that isn't modelled, nor are errors of
+        writing.
+        Scales are of the largest entry, so that one outlier costs all others their signal.
+        What a product shares (a carrier that fans out to several outputs) is shared as in
+        `PhotonicWeights`.
+
     Attributes:
         light: The carriers of what is sent; its `model` is that of the layer.
         levels: Transmissions that what is written is rounded to.
@@ -284,6 +254,37 @@ def _peak(operand: Array, batch: Sequence[int]) -> Array:
 @core.register_setting
 class PhotonicWeights(Transmissive):
     """A crossbar of transmissions, read by chaotic light.
+
+    A dense or convolution layer is a crossbar of phase-change cells. Inputs are carriers of chaotic
+    light, weights the transmissions of cells of germanium-antimony-tellurium (GST), of which a cell
+    has so many; light adds up in waveguides, and a detector reads each output (Klein's thesis,
+    section 10.2). Light can't be subtracted. "two" rails hold positive and negative weights apart
+    and electronics take the difference; with "one" rail, negative weights let nothing through.
+
+    With noisy carriers this is a probabilistic convolution. A carrier is drawn once per input
+    element and fans out to all outputs that read it, on both rails, so that outputs share its
+    fluctuations; shot noise and electronic noise are each output's own.
+
+    ```python
+    import jax
+
+    from jaxeff.nn import small_classifier
+    from jaxeff.photonics import PhotonicWeights, photonic
+
+    f, params, (x, y) = small_classifier(4)
+    crossbar = PhotonicWeights(levels=5)
+    logits = photonic(f, {"fc2": crossbar})(jax.random.key(0), params, x)
+    ```
+
+    Sharp edges:
+        All of it beyond levels and signs is ours; the thesis names convolution as an outlook.
+        The layer's input passes the quantized ReLU of `light.bits`, cut off at full scale.
+        Normalized images have negative pixels: put a photonic layer behind a ReLU, or send what is
+        negative as light of its own (`inputs="signed"`), at the price of a second measurement.
+        Weights are scaled by the largest of the layer, and rounded to levels evenly apart with a
+        straight-through gradient; the bias is electronic.
+        In the physical model the detector saturates at `light.saturation` times the number of
+        slots, and gradients are those of the noiseless layer.
 
     Attributes:
         light: The carriers of the inputs; its `model` is that of the layer.
@@ -365,6 +366,16 @@ def transmissions(
     weights: Float[Array, "*shape"], setting: PhotonicWeights
 ) -> tuple[Float[Array, ""], Float[Array, "*shape"]]:
     """Returns the largest weight, and the transmissions of all weights with the sign of their rail.
+
+    ```python
+    import jax.numpy as jnp
+
+    from jaxeff.photonics import PhotonicWeights, transmissions
+
+    crossbar = PhotonicWeights(levels=5)
+    scale, cells = transmissions(jnp.array([-2.0, 0.4, 0.6, 1.0]), crossbar)
+    assert (float(scale), cells.tolist()) == (2.0, [-1.0, 0.25, 0.25, 0.5])
+    ```
 
     Args:
         weights: Weights of a layer.

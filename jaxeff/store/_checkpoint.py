@@ -129,7 +129,7 @@ def load_pytree(path: str | os.PathLike[str], like: Any = None) -> Any:
         message names the file and the first difference.
     """
     path = Path(path)
-    file = _read(path)
+    file = _read_safetensors(path)
     leaves = {name: _to_jax(path, file, name) for name in file.arrays}
     if like is not None:
         return _match(path, leaves, like)
@@ -158,7 +158,7 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
       FileNotFoundError: There is no such file.
       CheckpointError: The file is damaged or no such checkpoint.
     """
-    return _read(Path(path)).metadata
+    return _read_safetensors(Path(path)).metadata
 
 
 def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -166,7 +166,7 @@ def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(p, simple=True, separator="/"), leaf) for p, leaf in leaves]
 
 
-def _read(path: Path) -> _File:
+def _read_safetensors(path: Path) -> _File:
     if not path.is_file():
         raise FileNotFoundError(f"there is no checkpoint {path}.")
     try:

@@ -69,7 +69,7 @@ def numbered_lines(path: str | os.PathLike[str]) -> list[tuple[int, Any]]:
 
 
 def _numbered(path: Path, content: bytes) -> list[tuple[int, Any]]:
-    complete, rest = _split(content)
+    complete, rest = _split_lines(content)
     values = []
     # Split at the line feed alone: the carriage return of Windows is white space to JSON.
     for number, line in enumerate((complete + (b"" if _is_cut(rest) else rest)).split(b"\n"), 1):
@@ -93,7 +93,7 @@ def repair_lines(path: str | os.PathLike[str]) -> None:
     Read the file first: another program's file must be refused before it is changed.
     """
     path = Path(path)
-    if not _split(file_content(path))[1]:
+    if not _split_lines(file_content(path))[1]:
         return
     # Looked at again: what was cut short may be a line that another process was just adding.
     with _alone(path) as file:
@@ -159,7 +159,7 @@ def _repair(path: Path, file: FileIO) -> None:
     if file.read(1) == b"\n":
         return
     file.seek(0)
-    complete, rest = _split(file.readall())
+    complete, rest = _split_lines(file.readall())
     if not _is_cut(rest):  # only the line's end is missing
         _append(file, b"\n")
         return
@@ -185,7 +185,7 @@ def file_content(path: Path) -> bytes:
         ) from error
 
 
-def _split(data: bytes) -> tuple[bytes, bytes]:
+def _split_lines(data: bytes) -> tuple[bytes, bytes]:
     """Splits a file's content into its complete lines and what follows the last of them."""
     end = data.rfind(b"\n") + 1
     return data[:end], data[end:]

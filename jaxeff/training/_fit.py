@@ -251,7 +251,7 @@ def _resumed(
     """Reads the state, the history, and whether the run was stopped; the start if there is none."""
     # One process reads; the others get what it read, so that all continue from the same epoch.
     together = core.span_processes(start)
-    stored = core.from_writer(lambda: _read(path, start, identity, epochs), together)
+    stored = core.from_writer(lambda: _read_run(path, start, identity, epochs), together)
     if stored is None:
         return start, [], False
     state, history, stopped = stored
@@ -276,7 +276,7 @@ def _diverged(record: Mapping[str, Any], params: Any, data: Any) -> str:
     )
 
 
-def _read(
+def _read_run(
     path: Path, like: TrainState, identity: Mapping[str, Any] | None, epochs: int
 ) -> tuple[TrainState, History, bool] | None:
     if not path.exists():

@@ -68,6 +68,15 @@ def test_every_room_is_listed_once(package):
     assert sorted(package.listed()) == sorted(package.rooms())
 
 
+def test_every_file_and_folder_of_the_page_exists():
+    package = PACKAGES["jaxeff"]
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", package.document.read_text())
+    bases = (package.folder, *package.folder.iterdir(), package.document.parent, LIBRARY.parent)
+    missing = [name for name in named if not any((base / name).exists() for base in bases)]
+    assert named
+    assert not missing
+
+
 @pytest.mark.parametrize(("name", "room"), ROOMS)
 def test_a_room_imports_only_rooms_before_it(name, room):
     package = PACKAGES[name]

@@ -188,7 +188,7 @@ class _KernelWriter:
             pointer = _pointer_of(alias.data)
             roots[alias.buffer] = roots.get(pointer, pointer)
             self._views.setdefault(roots[alias.buffer], []).append(
-                _split(str(alias.buffer.dtype))[0]
+                _vector_of(str(alias.buffer.dtype))[0]
             )
         changed = {roots.get(buffer, buffer) for buffer in stored}
         self._used = {roots.get(buffer, buffer) for buffer in stored | read}
@@ -280,7 +280,7 @@ class _KernelWriter:
 
     def _declare(self, node: tirx.DeclBuffer) -> None:
         """Declares another view of an array, which is a pointer of its own for another dtype."""
-        array, (dtype, _) = _pointer_of(node.data), _split(str(node.buffer.dtype))
+        array, (dtype, _) = _pointer_of(node.data), _vector_of(str(node.buffer.dtype))
         root = self._roots.get(array, array)
         name = self._name(array)
         self._kinds.setdefault(node.buffer, dtype)
@@ -294,7 +294,7 @@ class _KernelWriter:
 
     def _allocate(self, node: tirx.AllocBuffer) -> None:
         buffer = node.buffer
-        dtype, lanes = _split(str(buffer.dtype))
+        dtype, lanes = _vector_of(str(buffer.dtype))
         size = math.prod(int(n) for n in buffer.shape) * lanes
         name = self._new(buffer.name)
         self._names[buffer], self._kinds[buffer] = name, dtype
@@ -313,7 +313,7 @@ class _KernelWriter:
             self._line(f"{volatile}{self._type(dtype)} {name}[{max(1, size)}];")
 
     def _bind(self, variable: tirx.Var, value: Any) -> None:
-        dtype, lanes = _split(_dtype(value))
+        dtype, lanes = _vector_of(_dtype(value))
         kind = self._type(dtype)
         texts = [self._number(value, lane) for lane in range(lanes)]
         names = [self._new(variable.name) for _ in texts]
@@ -339,8 +339,8 @@ class _KernelWriter:
             self._statement(node.body)
 
     def _store(self, node: tirx.BufferStore) -> None:
-        dtype, inner = _split(str(node.buffer.dtype))
-        _, lanes = _split(_dtype(node.value))
+        dtype, inner = _vector_of(str(node.buffer.dtype))
+        _, lanes = _vector_of(_dtype(node.value))
         array = self._name(node.buffer)
         if lanes == 1:
             value = self._number(node.value, 0)
@@ -367,14 +367,14 @@ class _KernelWriter:
 
     def _place(self, index: Any, lane: int, inner: int) -> str:
         """Writes the index of a lane, in an array whose elements are themselves vectors."""
-        _, lanes = _split(_dtype(index))
+        _, lanes = _vector_of(_dtype(index))
         if inner > 1 and lanes == 1:
             return f"({self._number(index, 0)}) * {inner} + {lane}"
         return self._number(index, lane)
 
     def _number(self, node: Any, lane: int) -> str:
         """Writes the value of a lane as an expression of one number."""
-        dtype, _ = _split(_dtype(node))
+        dtype, _ = _vector_of(_dtype(node))
         kind = type(node).__name__
         if kind in ("IntImm", "FloatImm"):
             return constant(node.value, dtype)
@@ -390,18 +390,20 @@ class _KernelWriter:
         if kind == "Shuffle":
             at = int(node.indices[lane])
             for vector in node.vectors:
-                _, lanes = _split(_dtype(vector))
+                _, lanes = _vector_of(_dtype(vector))
                 if at < lanes:
                     return self._number(vector, at)
                 at -= lanes
         if kind == "TensorLoad":
-            _, inner = _split(str(node.source.dtype))
+            _, inner = _vector_of(str(node.source.dtype))
             return f"{self._name(node.source)}[{self._place(node.indices[-1], lane, inner)}]"
         if kind == "Let":
             self._bind(node.var, node.value)
             return self._number(node.body, lane)
         if kind == "Cast":
-            return self._cast(self._number(node.value, lane), _split(_dtype(node.value))[0], dtype)
+            return self._cast(
+                self._number(node.value, lane), _vector_of(_dtype(node.value))[0], dtype
+            )
         if kind == "Select":
             parts = (node.condition, node.true_value, node.false_value)
             condition, yes, no = (self._number(part, lane) for part in parts)
@@ -431,7 +433,7 @@ class _KernelWriter:
         return f"({TYPES[dtype]})({text})" if dtype in _NARROW or dtype == "bool" else f"({text})"
 
     def _binary(self, a: Any, b: Any, lane: int, dtype: str, kind: str) -> str:
-        operand, _ = _split(_dtype(a))
+        operand, _ = _vector_of(_dtype(a))
         if operand in HALF:
             raise self._refused(f"arithmetic of {operand}")
         left, right = self._number(a, lane), self._number(b, lane)
@@ -446,7 +448,7 @@ class _KernelWriter:
 
     def _extreme(self, node: Any, lane: int, sign: str) -> str:
         """Writes a minimum or maximum, of whose operands each is computed once."""
-        dtype, _ = _split(_dtype(node))
+        dtype, _ = _vector_of(_dtype(node))
         a, b = (self._once(part, lane, dtype) for part in (node.a, node.b))
         return f"({a} {sign} {b} ? {a} : {b})"
 
@@ -522,7 +524,7 @@ class _KernelWriter:
             if symbol.removesuffix("f") == "nearbyint":
                 symbol = self._nearbyint(dtype)
             return f"{symbol}({', '.join(texts)})"
-        operand, _ = _split(_dtype(arguments[0])) if arguments else (dtype, 1)
+        operand, _ = _vector_of(_dtype(arguments[0])) if arguments else (dtype, 1)
         texts = [self._number(a, lane) for a in arguments]
         if operand in HALF:
             raise self._refused(f"arithmetic of {operand}")
@@ -570,7 +572,7 @@ class _KernelWriter:
         return name
 
     def _reinterpreted(self, node: Any, lane: int, dtype: str) -> str:
-        source, _ = _split(_dtype(node))
+        source, _ = _vector_of(_dtype(node))
         size, wide = _bits(dtype), _bits(source)
         if source == dtype:
             return self._number(node, lane)
@@ -660,7 +662,7 @@ def _dtype(node: Any) -> str:
     return str(getattr(kind, "dtype", kind))
 
 
-def _split(dtype: str) -> tuple[str, int]:
+def _vector_of(dtype: str) -> tuple[str, int]:
     """Splits the dtype of a vector into that of its numbers and their count."""
     name, _, lanes = dtype.rpartition("x")
     if name and lanes.isdigit():

@@ -112,7 +112,7 @@ class ExampleProgram:
             ]
             started = time.monotonic()
             for row in self._results(rows):
-                yield _split(row, self._outputs)
+                yield _arrays_of_outputs(row, self._outputs)
             begin += len(rows)
             # Programs of some seconds: starts cost little then, and a progress bar moves.
             rate = len(rows) / max(time.monotonic() - started, 1e-3)
@@ -148,7 +148,7 @@ def _shape(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(int(n) for n in spec.shape)
 
 
-def _split(data: bytes, outputs: Sequence[TensorSpec]) -> list[np.ndarray]:
+def _arrays_of_outputs(data: bytes, outputs: Sequence[TensorSpec]) -> list[np.ndarray]:
     arrays, at = [], 0
     for spec in outputs:
         shape, dtype = _shape(spec), dtype_of(spec.dtype)

@@ -143,7 +143,7 @@ def _turns(sch: Schedule, loops: list[LoopRV]) -> int:
     return math.prod(_extents(sch, loops, _UNKNOWN))
 
 
-def _split(sch: Schedule, loop: LoopRV, size: int) -> tuple[LoopRV, LoopRV]:
+def _split_loop(sch: Schedule, loop: LoopRV, size: int) -> tuple[LoopRV, LoopRV]:
     """Splits a loop into pieces of a size; the last one is guarded where that doesn't divide it."""
     extent = sch.get(loop).extent
     outer = -(-int(extent) // size) if isinstance(extent, tirx.IntImm) else None
@@ -179,7 +179,7 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     # Tiles divide the extents, so that no iteration is guarded and all loads are whole vectors.
     outer, inner = [], []
     for loop, size in zip(spatial, [*tile.rows, tile.columns], strict=True):
-        o, i = _split(sch, loop, size)
+        o, i = _split_loop(sch, loop, size)
         outer.append(o)
         inner.append(i)
     # Blocked weights: all rows are computed with one block of columns while it is in the cache.
@@ -188,7 +188,9 @@ def _tile_reduction(sch: Schedule, block: SBlockRV, machine: Machine) -> list[SB
     # NEON multiplies by a lane of a vector: four neighbouring terms of data are one load.
     if machine.lanes == _tiles.LANED and depth % _tiles.LANED == 0:
         # Two results bring twice the operands, all of which LLVM loads first: half as many terms.
-        several, each = _split(sch, reduce_loops[-1], _tiles.LANED // len(sch.get(block).writes))
+        several, each = _split_loop(
+            sch, reduce_loops[-1], _tiles.LANED // len(sch.get(block).writes)
+        )
         reduce_loops = [*reduce_loops[:-1], several]
         inner = [each, *inner]
     # Reductions run outside the tile: each step loads operands once for all sums in registers.
@@ -353,7 +355,7 @@ def _schedule_spatial(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
             for each in sch.get_child_blocks(loops[-1])
         )
     ):
-        sch.vectorize(_split(sch, loops[-1], machine.lanes)[1])
+        sch.vectorize(_split_loop(sch, loops[-1], machine.lanes)[1])
 
 
 def _wraps_in_a_vector(extent: int, machine: Machine) -> bool:

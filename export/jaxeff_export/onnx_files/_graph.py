@@ -407,7 +407,7 @@ def fuse_roundings(graph: OnnxGraph, results: Sequence[str]) -> None:
         else:
             graph.nodes.append(node)
     graph.nodes = needed_nodes(graph.nodes, results)
-    needed = {*results, *_read(graph.nodes)}
+    needed = {*results, *_names_read(graph.nodes)}
     graph.constants = {n: a for n, a in graph.constants.items() if n in needed}
 
 
@@ -418,12 +418,12 @@ def needed_nodes(nodes: Sequence[Any], results: Iterable[str]) -> list[Any]:
     # From the results backwards: a node comes after all that it reads.
     for node in reversed(nodes):
         if needed & {*node.output}:
-            needed |= _read([node])
+            needed |= _names_read([node])
             kept.append(node)
     return kept[::-1]
 
 
-def _read(nodes: Iterable[Any]) -> set[str]:
+def _names_read(nodes: Iterable[Any]) -> set[str]:
     return {name for node in nodes for reader in with_inner(node) for name in reader.input}
 
 

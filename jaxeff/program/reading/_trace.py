@@ -216,7 +216,7 @@ def trace(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> ir.P
         TypeError: If there is no argument that could hold parameters, a Flax model stands where a
             function or its parameters belong, or a leaf is no array.
     """
-    return _read(f, (params, *args), kwargs)
+    return _read_program(f, (params, *args), kwargs)
 
 
 def trace_live(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> ir.Program:
@@ -224,10 +224,10 @@ def trace_live(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) ->
 
     A loop may carry what nothing reads; what it computes then needs no rule.
     """
-    return _read(f, (params, *args), kwargs, live=True)
+    return _read_program(f, (params, *args), kwargs, live=True)
 
 
-def _read(
+def _read_program(
     f: Callable[..., Any], everything: tuple[Any, ...], kwargs: dict[str, Any], live: bool = False
 ) -> ir.Program:
     core.check_function("f", f)

@@ -39,13 +39,13 @@ def _rng_bit_generator(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
 
     def body(code: CodeBuilder, state: View, new_state: View, words: View) -> None:
         # The key is the state's first word; the rest counts blocks, so any block can be made alone.
-        key = _split(code, state[0])
+        key = _halves(code, state[0])
         counter = [state[k] for k in range(1, length)]
         if algorithm != "THREE_FRY" and length == 2:
             counter.append(state[0])  # the key is the upper half of the counter too
         with code.loop(blocks) as i:
             numbers = _advance(code, counter, tirx.Cast("uint64", i))
-            parts = [part for number in numbers for part in _split(code, number)]
+            parts = [part for number in numbers for part in _halves(code, number)]
             for lane, word in enumerate(generator(code, parts, key)):
                 words[i, lane] = word
         after = [state[0], *_advance(code, counter, tirx.const(blocks, "uint64"))]
@@ -135,7 +135,7 @@ def _philox(code: CodeBuilder, x: Words, key: Words) -> Words:
             ]
         # 32 x 32 -> 64 bits: high halves are mixed with the counter and the key.
         (low0, high0), (low1, high1) = (
-            _split(code, tirx.Cast("uint64", word) * tirx.const(factor, "uint64"))
+            _halves(code, tirx.Cast("uint64", word) * tirx.const(factor, "uint64"))
             for word, factor in zip(x[::2], _PHILOX_FACTORS, strict=True)
         )
         x = [code.let(high1 ^ x[1] ^ key[0]), low1, code.let(high0 ^ x[3] ^ key[1]), low0]
@@ -180,7 +180,7 @@ def _advance(code: CodeBuilder, counter: Sequence[Expr], amount: Expr) -> list[E
     return [low, _add(code, counter[1], carry)]
 
 
-def _split(code: CodeBuilder, number: Expr) -> Words:
+def _halves(code: CodeBuilder, number: Expr) -> Words:
     """Splits a 64-bit integer into its lower and its upper half."""
     number = code.let(number)
     mask, shift = tirx.const(0xFFFFFFFF, "uint64"), tirx.const(32, "uint64")
