@@ -368,6 +368,7 @@ def _log_likelihood(
     return log_prob.sum()
 
 
+# 10 parameters: arrays are arguments of what is compiled, and so are its static settings.
 def _batch_factors(
     params: Any,
     count: Any,

@@ -306,6 +306,7 @@ def _linear_moments(
     return f(params, x), spread_of(f, params, x, curvature, prior)
 
 
+# 8 parameters: arrays are arguments of what is compiled, and so are its static settings.
 @partial(jax.jit, static_argnames=("f", "weights", "samples"))
 def _linear_draws(
     key: PRNGKeyArray, params: Any, x: Any, curvature: Curvature, prior: Array, *,

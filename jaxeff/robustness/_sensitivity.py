@@ -221,6 +221,7 @@ class _Switched:
         return jax.lax.cond(self.active, lambda: perturb_at(key, self.model, x, site), lambda: x)
 
 
+# 8 parameters: arrays are arguments of what is compiled, and so are its static settings.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _divergences(
     f: Any,

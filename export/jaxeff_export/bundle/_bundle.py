@@ -58,6 +58,7 @@ from jaxeff_export.bundle import files, running
 from jaxeff_export.bundle._example import (
     MOST_UNPACKED,
     Example,
+    LibraryChoices,
     NamedTarget,
     derivation,
     export_c,
@@ -311,6 +312,7 @@ class Bundle(files.BundleFolder):
         with self._place(board) as runner:
             return runner.profile(number, repeat, batch)
 
+    # 9 parameters: what a user chooses of a library, as the options of the command `c`.
     def export_c(
         self,
         path: str | Path,
@@ -359,20 +361,12 @@ class Bundle(files.BundleFolder):
           FileExistsError: if `path` holds anything but a library's own files.
         """
         example = self.example
-        return export_c(
-            example,
-            self.manifest,
-            *(self._portable(example) if source else self._kept(example)),
-            path,
-            name=name,
-            embed=embed,
-            flash=flash,
-            ram=ram,
-            database=database,
-            threads=threads,
-            style=style,
-            source=source,
-        )
+        lifted, operands = self._portable(example) if source else self._kept(example)
+        chosen = LibraryChoices(
+            name=name, embed=embed, flash=flash, ram=ram, database=database, threads=threads,
+            style=style, source=source,
+        )  # fmt: skip
+        return export_c(example, self.manifest, lifted, operands, path, chosen)
 
     def _kept(self, example: Example) -> tuple[LiftedModule, list[np.ndarray]]:
         """Reads the function once for all libraries of a bundle, whatever names and styles."""

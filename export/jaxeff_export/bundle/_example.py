@@ -272,27 +272,32 @@ def c_order(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LibraryChoices:
+    """What a user chooses of a C library, as `Bundle.export_c` says."""
+
+    name: str | None
+    embed: bool
+    flash: int | str | None
+    ram: int | str | None
+    database: str | Path | None
+    threads: int
+    style: str
+    source: bool
+
+
 def export_c(
     example: Example,
     manifest: Manifest,
     lifted: LiftedModule,
     operands: Sequence[np.ndarray],
     path: str | Path,
-    *,
-    name: str | None,
-    embed: bool,
-    flash: int | str | None,
-    ram: int | str | None,
-    database: str | Path | None,
-    threads: int,
-    style: str,
-    source: bool,
+    chosen: LibraryChoices,
 ) -> CLibrary:
     """Writes a bundle's function as a C library.
 
-    `lifted` is the function as `lift` reads it for the bundle's target, or with `source` for any
-    processor, and `operands` the bound arrays that it takes first. All that follows is as for
-    `Bundle.export_c`.
+    `lifted` is the function as `lift` reads it for the bundle's target, or of a library in source
+    for any processor, and `operands` the bound arrays that it takes first.
     """
     # Start-up time: the compiler loads TVM.
     from jaxeff_export.compiler import tuned_schedules
@@ -300,26 +305,27 @@ def export_c(
     # The bundle's own target, so that both have the same kernels.
     target = NamedTarget.of_manifest(manifest)
     tuned = None
-    if database is not None:
-        tuned = tuned_schedules(TuningDatabase(database), target.settings)
+    if chosen.database is not None:
+        tuned = tuned_schedules(TuningDatabase(chosen.database), target.settings)
+    folder, flash, ram = Path(path), chosen.flash, chosen.ram
     order = c_order(
         example,
         target,
         lifted,
         operands,
         # A folder's name needn't be one in C; a name that is given is taken as it is, or refused.
-        name=identifier(Path(path).absolute().name) if name is None else name,
+        name=identifier(folder.absolute().name) if chosen.name is None else chosen.name,
         rounds_inputs=manifest.rounds_inputs,
         tuned=tuned,
-        embed=embed,
+        embed=chosen.embed,
         flash=None if flash is None else bytes_of(flash),
         ram=None if ram is None else bytes_of(ram),
-        threads=threads,
-        style=style,
-        source=source,
-        kernel_target=NamedTarget.of_any().settings if source else None,
+        threads=chosen.threads,
+        style=chosen.style,
+        source=chosen.source,
+        kernel_target=NamedTarget.of_any().settings if chosen.source else None,
     )
-    return write_library(order, Path(path))
+    return write_library(order, folder)
 
 
 _BETWEEN = re.compile(r"'\]\['")

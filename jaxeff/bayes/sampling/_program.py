@@ -332,6 +332,7 @@ def _specs(program: CompiledSampler) -> Any:
     return Chains(split, split, adaptation)
 
 
+# 8 parameters: arrays are arguments of what is compiled, and so are its static settings.
 def _block(
     program: CompiledSampler,
     chains: int,

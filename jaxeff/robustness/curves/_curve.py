@@ -281,6 +281,7 @@ def _check_metric(
         )
 
 
+# 8 parameters: arrays are arguments of what is compiled, and so are its static settings.
 @functools.partial(jax.jit, static_argnames=("f", "chunk", "metric"))
 def _sums(
     f: Any, params: Any, state: Any, specs: Any, keys: Any, batches: Any, chunk: int, metric: Metric
