@@ -3,56 +3,14 @@
 `NUTS`, `HMC` and `MCLMC` use the whole data in each step and adapt their step size and mass matrix
 during warm-up; `SGLD` and `SGHMC` use mini-batches, have a step size that you choose, and no
 correction for its error. What `mcmc` asks of any of them is `MarkovKernel`; an algorithm of
-BlackJAX's that isn't among them is one as it is:
-
-```python
-from functools import partial
-
-import blackjax
-import jax
-import jax.numpy as jnp
-
-from jaxeff.bayes import mcmc
-
-def line(params, x):                                       # mean and log-variance
-    return jnp.stack([params["slope"] * x, jnp.full_like(x, -2.0)], -1)
-
-x = jnp.linspace(-1, 1, 20)
-langevin = partial(blackjax.mala, step_size=0.01)          # log-density -> SamplingAlgorithm
-result = mcmc(
-    jax.random.key(0), line, {"slope": jnp.zeros(())}, (x, 2 * x), langevin,
-    likelihood="gaussian", warmup=100, samples=500,
-)
-assert abs(result.posterior.random["slope"].mean() - 2) < 0.2
-```
+BlackJAX's that isn't among them is one as it is (`BlackJAXKernel`).
 
 Sources: Hoffman and Gelman 2014 (NUTS, dual averaging), Neal 2011 (HMC), Welling and Teh 2011
 (SGLD), Chen et al. 2014 (SGHMC), Robnik et al. 2025 (MCLMC, arXiv:2503.01707), Zhang et al. 2020
 (cyclical step sizes, arXiv:1902.03932).
 
-`Cyclical` step sizes start anew, so that one chain visits several modes:
-
-```python
-from jaxeff.bayes import SGLD, Cyclical
-from jaxeff.nn import small_classifier
-
-f, params, data = small_classifier()
-cycle = Cyclical(1e-3, length=50)
-kernel = SGLD(step_size=cycle, temperature=cycle.temperature, batch_size=32)
-result = mcmc(
-    jax.random.key(0), f, params, data, kernel,
-    warmup=0, thin=cycle.length, samples=4, chains=1, monitor=(),
-)
-```
-
-A cycle (Zhang et al., equation (1) and algorithm 1) begins with large steps without noise, which
-leave the last mode, and ends with small ones with noise, which sample the next. With
-``thin=cycle.length`` the last draw of each is kept.
-
 Transitions are BlackJAX's or NumPyro's, in one form. Positions are vectors: a step of a small
 network costs as many operations as the position has arrays, not as many as it has numbers.
-
-Sharp edge: draws of several modes are no converged chain: compare predictions, not parameters.
 """
 
 from collections.abc import Callable
@@ -463,6 +421,27 @@ class SGHMC(StochasticGradient):
 class BlackJAXKernel:
     """A sampling algorithm of BlackJAX's as a `MarkovKernel`, with the tuning it has.
 
+    ```python
+    from functools import partial
+
+    import blackjax
+    import jax
+    import jax.numpy as jnp
+
+    from jaxeff.bayes import mcmc
+
+    def line(params, x):                                       # mean and log-variance
+        return jnp.stack([params["slope"] * x, jnp.full_like(x, -2.0)], -1)
+
+    x = jnp.linspace(-1, 1, 20)
+    langevin = partial(blackjax.mala, step_size=0.01)          # log-density -> SamplingAlgorithm
+    result = mcmc(
+        jax.random.key(0), line, {"slope": jnp.zeros(())}, (x, 2 * x), langevin,
+        likelihood="gaussian", warmup=100, samples=500,
+    )
+    assert abs(result.posterior.random["slope"].mean() - 2) < 0.2
+    ```
+
     Attributes:
         make: Function from a log-density to a ``blackjax.SamplingAlgorithm``.
     """
@@ -515,6 +494,29 @@ def describe_kernel(kernel: MarkovKernel) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Cyclical(Setting):
     """A schedule of the iteration: the step size; `temperature` is that of the noise.
+
+    It starts anew, so that one chain visits several modes:
+
+    ```python
+    import jax
+
+    from jaxeff.bayes import SGLD, Cyclical, mcmc
+    from jaxeff.nn import small_classifier
+
+    f, params, data = small_classifier()
+    cycle = Cyclical(1e-3, length=50)
+    kernel = SGLD(step_size=cycle, temperature=cycle.temperature, batch_size=32)
+    result = mcmc(
+        jax.random.key(0), f, params, data, kernel,
+        warmup=0, thin=cycle.length, samples=4, chains=1, monitor=(),
+    )
+    ```
+
+    A cycle (Zhang et al., equation (1) and algorithm 1) begins with large steps without noise,
+    which leave the last mode, and ends with small ones with noise, which sample the next. With
+    ``thin=cycle.length`` the last draw of each is kept.
+
+    Sharp edge: draws of several modes are no converged chain: compare predictions, not parameters.
 
     Attributes:
         peak: Step size at the start of a cycle.

@@ -17,37 +17,10 @@ f, params, (x, y) = small_classifier()
 day_later = noisy(f, {"*:linear": PhaseChange(time=86_400.0)})(jax.random.key(0), params, x)
 ```
 
-What was written belongs to the device: it is the same in every call and at every time, of which the
-device is further along the same curve later. The noise of reading is drawn anew in every call.
-
-A cell with few states holds a digit: `states=4, slices=3` writes a weight's magnitude as three
-digits to the base 4, whose columns are added digitally with the weights 16, 4 and 1. A bit of
-static memory is exact and keeps: what is analog is the capacitor of its cell, as a column shares
-the charges of all cells that hold a one and are driven.
-
 Sharp edges:
     Errors are constants for a gradient with respect to the weights, which passes as if there were
     none (straight through, also through the rounding to states). Gradients with respect to the time
     and to other numbers are those of the formulas.
-    Cells are at weights only. The largest weight sets the scale, so a weight that grows changes all
-    others' errors.
-
-References:
-    Phase change: Joshi et al., "Accurate deep neural network inference using computational
-    phase-change memory", Nature Communications 11 (2020), arXiv:1906.03138. Nandakumar et al.,
-    "Phase-change memory models for deep learning training and inference", ICECS 2019: the
-    constants, measured on doped GST cells in 90 nm.
-    Resistive: Wan et al., "A compute-in-memory chip based on resistive random-access memory",
-    Nature 608 (2022): the deviations of a chip's cells one second, one and two days after
-    programming, to which polynomials were fitted.
-    Charge trap: Agrawal et al., "Subthreshold operation of SONOS analog memory to enable accurate
-    low-power neural network inference", IEDM 2022, figures 10 and 11: 128,000 cells in 40 nm over
-    five days, to which CrossSim's authors fitted the curves.
-    Static: Valavi et al., "A 64-tile 2.4-Mb in-memory-computing CNN accelerator employing
-    charge-domain compute", IEEE Journal of Solid-State Circuits 54 (2019): capacitors of 1.2 fF.
-    Tripathi and Murmann, "Mismatch characterization of small metal fringe capacitors", IEEE
-    Transactions on Circuits and Systems I 61 (2014): the spread of capacitors of 0.45 and 1.2 fF,
-    which falls with the root of their size.
 """
 
 import math
@@ -74,6 +47,16 @@ Tops = Annotated[str, Choice("tensor", "channel")]
 @dataclass(frozen=True, kw_only=True)
 class MemoryCell(DeviceModel):
     """Weights in memory cells: what every kind of cell has, given by keyword.
+
+    A cell with few states holds a digit: `states=4, slices=3` writes a weight's magnitude as three
+    digits to the base 4, whose columns are added digitally with the weights 16, 4 and 1.
+
+    Cells are at weights only. The largest weight sets the scale, so a weight that grows changes all
+    others' errors.
+
+    What was written belongs to the device: it is the same in every call and at every time, of which
+    the device is further along the same curve later. The noise of reading is drawn anew in every
+    call.
 
     Attributes:
         top: Conductance (or current) that the largest weight takes, in the unit of the model.
@@ -217,6 +200,12 @@ class PhaseChange(MemoryCell):
     Raises:
         TypeError: `device` isn't an integer.
         ValueError: A number is out of bounds, or there are slices without states.
+
+    References:
+        Joshi et al., "Accurate deep neural network inference using computational phase-change
+        memory", Nature Communications 11 (2020), arXiv:1906.03138. Nandakumar et al., "Phase-change
+        memory models for deep learning training and inference", ICECS 2019: the constants, measured
+        on doped GST cells in 90 nm.
     """
 
     time: NonNegative = 0.0
@@ -288,6 +277,11 @@ class ResistiveRAM(MemoryCell):
     Raises:
         TypeError: `device` isn't an integer.
         ValueError: A number is out of bounds, or there are slices without states.
+
+    References:
+        Wan et al., "A compute-in-memory chip based on resistive random-access memory", Nature 608
+        (2022): the deviations of a chip's cells one second, one and two days after programming, to
+        which polynomials were fitted.
     """
 
     time: NonNegative = 1.0
@@ -346,6 +340,11 @@ class ChargeTrap(MemoryCell):
     Raises:
         TypeError: `device` isn't an integer.
         ValueError: A number is out of bounds, or there are slices without states.
+
+    References:
+        Agrawal et al., "Subthreshold operation of SONOS analog memory to enable accurate low-power
+        neural network inference", IEDM 2022, figures 10 and 11: 128,000 cells in 40 nm over five
+        days, to which CrossSim's authors fitted the curves.
     """
 
     time: NonNegative = 0.0
@@ -385,6 +384,9 @@ class StaticRAM(MemoryCell):
     The device and tops are those of `MemoryCell`; cells are bits, eight for a magnitude unless
     `slices` says otherwise.
 
+    A bit of static memory is exact and keeps: what is analog is the capacitor of its cell, as a
+    column shares the charges of all cells that hold a one and are driven.
+
     Attributes:
         capacitance: Size of a cell's capacitor, in femtofarads.
         supply: Volts that a driven one puts on it.
@@ -394,6 +396,13 @@ class StaticRAM(MemoryCell):
     Raises:
         TypeError: `device` isn't an integer.
         ValueError: A number is out of bounds.
+
+    References:
+        Valavi et al., "A 64-tile 2.4-Mb in-memory-computing CNN accelerator employing charge-domain
+        compute", IEEE Journal of Solid-State Circuits 54 (2019): capacitors of 1.2 fF.
+        Tripathi and Murmann, "Mismatch characterization of small metal fringe capacitors", IEEE
+        Transactions on Circuits and Systems I 61 (2014): the spread of capacitors of 0.45 and 1.2
+        fF, which falls with the root of their size.
     """
 
     capacitance: Positive = 1.2

@@ -5,25 +5,6 @@ levels are one vmapped program and the level itself can be trained. `perturb(key
 sample for every element, channel or image and is reparameterised: gradients reach `x` and the noise
 levels. `jaxeff.noise.models` explains `per`, `along` and `relative`.
 
-An analog-to-digital converter rounds to multiples of its step. Where the signal covers many steps,
-the error is close to uniform over one step, independent of the signal, and has the standard
-deviation step / sqrt(12): `Quantization(step)` is the former, `UniformNoise(step)` the latter.
-
-Dropout sampled at inference is Monte Carlo dropout; `moments` does without samples:
-
-```python
-import jax
-
-import jaxeff
-from jaxeff.nn import small_classifier
-from jaxeff.noise import Dropout
-
-f, params, (x, y) = small_classifier()
-drop = {"relu*": Dropout(0.15)}
-logits = jaxeff.noisy(f, drop)(jax.random.key(0), params, x)     # one draw: training, a sample
-jaxeff.moments(f, noise=drop)(params, x)                         # mean and variance of all draws
-```
-
 Sharp edges:
     A noise level is a standard deviation, not a variance.
     Only real floating-point arrays can be perturbed: `perturb` refuses others, while
@@ -33,12 +14,6 @@ Sharp edges:
 References:
     Borras et al., "Walking Noise: On Layer-Specific Robustness of Neural Architectures against
     Noisy Computations and Associated Characteristic Learning Dynamics", arXiv:2212.10430.
-    Widrow and Kollár, "Quantization Noise", Cambridge University Press, 2008, chapter 4.
-    Esser et al., "Learned Step Size Quantization", arXiv:1902.08153: the gradient of the step.
-    Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", JMLR 15
-    (2014). Gal and Ghahramani, "Dropout as a Bayesian Approximation", arXiv:1506.02142. Tompson et
-    al., "Efficient Object Localization Using Convolutional Networks", arXiv:1411.4280: whole
-    channels.
 """
 
 from collections.abc import Sequence
@@ -231,6 +206,11 @@ class Quantization(protocol.NoiseModel):
     The gradient passes straight through to `x`; that of `step` is the round-off error in steps. A
     step of zero changes nothing. There is no saturation: `jaxeff.quantized` models that.
 
+    An analog-to-digital converter rounds to multiples of its step. Where the signal covers many
+    steps, the error is close to uniform over one step, independent of the signal, and has the
+    standard deviation step / sqrt(12): `Quantization(step)` is the former, `UniformNoise(step)` the
+    latter.
+
     Attributes:
         step: The step in the units of `x`; a scalar or an array.
         at: Place where a layer is perturbed: "output", "weights" or "input".
@@ -240,6 +220,10 @@ class Quantization(protocol.NoiseModel):
 
     Raises:
         ValueError: `step` is negative, NaN or infinite, or a choice is unknown.
+
+    References:
+        Widrow and Kollár, "Quantization Noise", Cambridge University Press, 2008, chapter 4.
+        Esser et al., "Learned Step Size Quantization", arXiv:1902.08153: the gradient of the step.
     """
 
     step: NonNegative
@@ -265,6 +249,21 @@ class Dropout(protocol.DrawnNoise):
 
     The mean is `x`. The rate may be traced, for a sweep; it has no gradient.
 
+    Dropout sampled at inference is Monte Carlo dropout; `moments` does without samples:
+
+    ```python
+    import jax
+
+    import jaxeff
+    from jaxeff.nn import small_classifier
+    from jaxeff.noise import Dropout
+
+    f, params, (x, y) = small_classifier()
+    drop = {"relu*": Dropout(0.15)}
+    logits = jaxeff.noisy(f, drop)(jax.random.key(0), params, x)    # one draw: training, a sample
+    jaxeff.moments(f, noise=drop)(params, x)                        # mean and variance of all draws
+    ```
+
     Attributes:
         rate: Probability of zero, at least 0 and below 1; a scalar or an array.
         at: Place where a layer is perturbed: "output", "weights" (DropConnect) or "input".
@@ -274,6 +273,12 @@ class Dropout(protocol.DrawnNoise):
 
     Raises:
         ValueError: The rate is out of range, or a choice is unknown.
+
+    References:
+        Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", JMLR
+        15 (2014). Gal and Ghahramani, "Dropout as a Bayesian Approximation", arXiv:1506.02142.
+        Tompson et al., "Efficient Object Localization Using Convolutional Networks",
+        arXiv:1411.4280: whole channels.
     """
 
     rate: Annotated[Float[Array, "..."] | float, Number(0)]

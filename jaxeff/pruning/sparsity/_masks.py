@@ -4,45 +4,9 @@ A sparse weight is a quantized one whose grid has a zero that many values go to.
 a quantizer with one method more, `mask`; specs, `init`, `update_statistics`, `memory` and
 `jaxeff.cost` take it like any other, and `values` quantizes what is kept.
 
-By `Magnitude` the smallest weights of an array go; `cubic_schedule` is the schedule of how many.
-
-```python
-import jax
-import optax
-from jaxeff.compression import quantized
-from jaxeff.nn import small_classifier
-from jaxeff.pruning.sparsity import Magnitude, cubic_schedule
-from jaxeff.training import cross_entropy, fit
-
-f, params, data = small_classifier()
-share = cubic_schedule(0.9, begin=4, end=12)
-
-def loss(key, params, state, batch, step):
-    sparse = quantized(f, {"*:linear": Magnitude(share(step))})
-    return cross_entropy(sparse)(key, params, state, batch, step)
-
-run = fit(jax.random.key(0), loss, params, data,
-          optimizer=optax.adam(1e-3), epochs=2, batch_size=32)
-g = quantized(f, {"*:linear": Magnitude(0.9)})
-```
-
-Masks are given (`FixedMask`), random (`RandomMask`), or follow the weights (`Surgery`):
-
-```python
-from jaxeff.compression import init, update_statistics
-from jaxeff.pruning.sparsity import Surgery
-
-f, params, (x, y) = small_classifier()
-spec = init(f, params, x, {"*:linear": Surgery(0.5)})
-logits = quantized(f, spec)(params, x)                  # all weights have a gradient
-spec = update_statistics(f, params, x, spec)            # every so often: masks after some steps
-```
-
-By `NofM`, of every M inputs of an output N are kept, the pattern that hardware multiplies faster.
-Inputs are those that a product sums, in the order of the weight's axes; a block is M of them beside
-each other. Sparse tensor cores take 2 of 4.
-
-Sharp edge: shares are of an array each; weights of equal magnitude stay together.
+By `Magnitude` the smallest weights of an array go, by `NofM` those of every few inputs; masks are
+given (`FixedMask`), random (`RandomMask`), or follow the weights (`Surgery`). Shares are of an
+array each; weights of equal magnitude stay together. `cubic_schedule` says how many go when.
 """
 
 from __future__ import annotations
@@ -187,6 +151,26 @@ def cubic_schedule(final: float, *, begin: int, end: int, initial: float = 0.0) 
     s_f + (s_i - s_f) (1 - (t - begin) / (end - begin))^3
     ```
 
+    ```python
+    import jax
+    import optax
+    from jaxeff.compression import quantized
+    from jaxeff.nn import small_classifier
+    from jaxeff.pruning.sparsity import Magnitude, cubic_schedule
+    from jaxeff.training import cross_entropy, fit
+
+    f, params, data = small_classifier()
+    share = cubic_schedule(0.9, begin=4, end=12)
+
+    def loss(key, params, state, batch, step):
+        sparse = quantized(f, {"*:linear": Magnitude(share(step))})
+        return cross_entropy(sparse)(key, params, state, batch, step)
+
+    run = fit(jax.random.key(0), loss, params, data,
+              optimizer=optax.adam(1e-3), epochs=2, batch_size=32)
+    g = quantized(f, {"*:linear": Magnitude(0.9)})
+    ```
+
     Args:
         final: s_f, from `end` on.
         begin: The first update of the schedule.
@@ -261,6 +245,17 @@ class Surgery(Sparse):
     on being trained, so that they may come back. `update_statistics` moves the masks; how
     often, less and less as training goes on, is the caller's.
 
+    ```python
+    from jaxeff.compression import init, quantized, update_statistics
+    from jaxeff.nn import small_classifier
+    from jaxeff.pruning.sparsity import Surgery
+
+    f, params, (x, y) = small_classifier()
+    spec = init(f, params, x, {"*:linear": Surgery(0.5)})
+    logits = quantized(f, spec)(params, x)                  # all weights have a gradient
+    spec = update_statistics(f, params, x, spec)            # every so often: masks after some steps
+    ```
+
     Attributes:
         spread: Distance of the thresholds above the mean, in standard deviations.
         threshold: t. Open: that of the array.
@@ -316,6 +311,10 @@ class NofM(Sparse):
 
     Stored are the values that are kept, each with its place in its block, ceil(log2 m) bits, unless
     `stored` is "dense".
+
+    Of every M inputs of an output N are kept, the pattern that hardware multiplies faster. Inputs
+    are those that a product sums, in the order of the weight's axes; a block is M of them beside
+    each other. Sparse tensor cores take 2 of 4.
 
     Attributes:
         n: Number of weights of a block that are kept.
