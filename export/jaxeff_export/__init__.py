@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from jaxeff_export.onnx_files import OnnxFile as OnnxFile
     from jaxeff_export.onnx_files import from_onnx as from_onnx
     from jaxeff_export.onnx_files import to_onnx as to_onnx
+    from jaxeff_export.onnx_files import to_qonnx as to_qonnx
     from jaxeff_export.runtime import LoadedBundle as LoadedBundle
     from jaxeff_export.runtime import load as load
     from jaxeff_export.schedules import TuningError as TuningError
@@ -78,7 +79,7 @@ _MODULES = {
     "importer": ("StableHLOParseError", "UnsupportedOpError", "import_stablehlo"),
     "latency": ("channel_multiple", "measured_latency", "modelled_latency", "table_latency"),
     "litert_files": ("LitertError", "LitertFile", "from_litert", "to_litert"),
-    "onnx_files": ("OnnxError", "OnnxFile", "from_onnx", "to_onnx"),
+    "onnx_files": ("OnnxError", "OnnxFile", "from_onnx", "to_onnx", "to_qonnx"),
     "runtime": ("LoadedBundle", "load"),
     "schedules": ("TuningError",),
     "targets": (

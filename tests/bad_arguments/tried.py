@@ -80,7 +80,8 @@ CALLS: dict[str, str] = {
         "bayes.predict", "compression.quantization_errors",
         "moment_propagation.measure_assumptions",
     )},
-    "jaxeff_export.to_onnx": "args", "jaxeff_export.export": "args",
+    "jaxeff_export.to_onnx": "args", "jaxeff_export.to_qonnx": "args",
+    "jaxeff_export.export": "args",
     "jaxeff_export.deploy": "args", "jaxeff.bayes.prediction_mixing": "inputs",
     "jaxeff.moments_check": "x",
     "jaxeff.robustness.kl_sensitivity": "x", "jaxeff.compression.kl_sensitivity": "x",
@@ -96,5 +97,5 @@ CALLS: dict[str, str] = {
 SHAPES = {
     f"jaxeff.{name}"
     for name in ("sites", "summary", "trace", "cost", "channels", "assumptions")
-} | {"jaxeff_export.to_onnx", "jaxeff_export.export"}  # fmt: skip
+} | {"jaxeff_export.to_onnx", "jaxeff_export.to_qonnx", "jaxeff_export.export"}  # fmt: skip
 """Calls that read shapes and dtypes alone."""

@@ -162,6 +162,7 @@ SPECS: dict[str, Any] = {
     "jaxeff.prune_plan": {"fc1": Prune(0.5)},
     "jaxeff.pruning": {"fc1": Prune(0.5)},
     "jaxeff.quantized": {"fc1": Int(4)},
+    "jaxeff_export.to_qonnx": {"fc1": Int(4)},
     "jaxeff.robustness": {"fc1": Additive(SCORES)},
     "jaxeff.summary": {"fc1": Additive(0.1)},
     "jaxeff_export.boards": "local",

@@ -18,6 +18,7 @@ from jaxeff_export.onnx_files._to_onnx import LONGEST as LONGEST
 from jaxeff_export.onnx_files._to_onnx import OnnxFile as OnnxFile
 from jaxeff_export.onnx_files._to_onnx import softmax_parts as softmax_parts
 from jaxeff_export.onnx_files._to_onnx import to_onnx as to_onnx
+from jaxeff_export.onnx_files._to_onnx import to_qonnx as to_qonnx
 from jaxeff_export.targets import require_extra
 
 if TYPE_CHECKING:

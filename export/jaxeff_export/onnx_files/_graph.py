@@ -213,10 +213,12 @@ class OnnxGraph:
         constants: Tensors with values, by name.
         on_grids: The whole numbers and steps of constants on a grid, by their `id`.
         numbers: Values whose NaN reaches what the equation that is written is for without it.
+        quant: Whether grids are written as QONNX's `Quant`, and NaN isn't looked after.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quant: bool = False) -> None:
         """Starts an empty graph."""
+        self.quant = quant
         self.nodes: list[Any] = []
         self.constants: dict[str, np.ndarray] = {}
         self.on_grids: dict[int, GridWeight] = {}
@@ -244,6 +246,12 @@ class OnnxGraph:
 
     def _written(self, value: np.ndarray) -> str:
         weight = self.on_grids.get(id(value))
+        if weight is not None and self.quant:
+            here = self.nodes
+            self.nodes = [*self._outside, here][0]
+            name = _quant_of_weight(self, weight)
+            self.nodes = here
+            return name
         if weight is not None and (parts := stored_weight(weight)) is not None:
             codes, steps, zeros, axis, block = parts
             along = {} if axis is None else {"axis": axis}
@@ -287,7 +295,7 @@ class OnnxGraph:
 
     def is_number(self, value: Value) -> bool:
         """Returns whether a value is no NaN for sure (of a grid), or it doesn't matter."""
-        if isinstance(value, str) and value in self.numbers:
+        if self.quant or (isinstance(value, str) and value in self.numbers):
             return True
         node = self._makers.get(value) if isinstance(value, str) else None
         if node is None:
@@ -459,7 +467,56 @@ def _rounding(graph: OnnxGraph, makers: Mapping[str, Any], node: Any) -> _Roundi
     return _Rounding(source, step, zero, low, high)
 
 
+QONNX = "qonnx.custom_op.general"
+"""The domain of QONNX's operators (Pappalardo et al., "QONNX: representing arbitrary-precision
+quantized neural networks", arXiv:2206.07527)."""
+_MOST_QUANT_BITS = 16
+
+
+def _quant(
+    graph: OnnxGraph, x: Value, step: np.ndarray, zero: float, ends: tuple[float, float]
+) -> str | None:
+    """Emits `Quant` on a grid of whole numbers from one end to another; None if there is none."""
+    for bits in range(1, _MOST_QUANT_BITS + 1):
+        for signed in (0, 1) if bits > 1 else (0,):
+            top = 2 ** (bits - signed) - 1
+            for narrow in (0, 1):
+                grid = (narrow - top - 1, top) if signed else (0, top - narrow)
+                if grid != ends:
+                    continue
+                numbers = [np.asarray(zero, np.float32), np.asarray(bits, np.float32)]
+                return graph.emit(
+                    "Quant", [x, step, *numbers], domain=QONNX,
+                    signed=signed, narrow=narrow, rounding_mode="ROUND",
+                )  # fmt: skip
+    return None
+
+
+def _quant_of_weight(graph: OnnxGraph, weight: GridWeight) -> str:
+    """Emits `Quant` of a constant on a grid, of as few bits as its whole numbers need."""
+    steps = weight.steps
+    for axis in range(steps.ndim):
+        if np.array_equal(steps, _first(steps, axis)):
+            steps = np.take(steps, [0], axis)
+    codes = weight.codes
+    bits = max(2, *(int(n).bit_length() + 1 for n in (codes.max(), -codes.min() - 1)))
+    top = 2 ** (bits - 1) - 1
+    lowest = -top if codes.min() >= -top else -top - 1
+    steps = np.ascontiguousarray(steps, np.float32)
+    # Divided by its steps and rounded, each value is its whole number again.
+    name = _quant(graph, np.array(weight.values), steps, 0, (lowest, top))
+    if name is None:
+        raise OnnxError(
+            f"to_qonnx: a weight has codes of {bits} bits; Quant is written up to "
+            f"{_MOST_QUANT_BITS}: give it fewer."
+        )
+    return name
+
+
 def _emit(graph: OnnxGraph, r: _Rounding) -> str | None:
+    if graph.quant:
+        scale = np.asarray(r.step, np.float32)
+        return _quant(graph, r.source, scale, -r.zero, (r.low, r.high))
     # Unsigned, as `integer` has them: engines on x86 multiply unsigned by signed codes.
     low, high, zero = (number + _HALF for number in (r.low, r.high, -r.zero))
     if min(low, zero) < 0 or max(high, zero) > _LAST:

@@ -44,7 +44,7 @@ constants stay in the file's own list, wherever they are read.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -53,6 +53,7 @@ import jax
 import numpy as np
 
 from jaxeff import core
+from jaxeff.compression import quantized
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import Scan, While, walk
 from jaxeff.store import write_atomically
@@ -371,13 +372,85 @@ def to_onnx(
         OSError: The file can't be written.
     """
     require_extra("onnx", "to_onnx")
+    model, file = _model_of(_graph.OnnxGraph(), f, args, path, parameters)
+    require_runnable(model)
+    write_atomically(path, model.SerializeToString())
+    return file
+
+
+@core.validate(
+    f=core.function_of_form("f(*args)"),
+    args=core.call_arguments,
+    spec=core.spec_of(),
+    parameters=core.static_integer(0),
+)
+def to_qonnx(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    spec: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    parameters: int = 1,
+) -> OnnxFile:
+    """Writes `quantized(f, spec)` as a QONNX file, which FINN and hls4ml read.
+
+    Each grid is one `Quant` node of `qonnx.custom_op.general` with its scale, zero point and width:
+    weights are constants in front of one, of as few bits as their codes need. All else is as
+    `to_onnx` writes it, without care for NaN.
+
+    Args:
+        f: Pure function.
+        args: Arguments that say the shapes and dtypes; those of parameters are written.
+        spec: Settings of uniform grids whose ranges of activations are known, from `calibrate`.
+        path: The file, `.onnx`.
+        parameters: How many of the first arguments are parameters: constants of the file.
+
+    Returns:
+        The path and the names of inputs and results.
+
+    Raises:
+        MissingExtraError: The package `onnx` isn't installed.
+        OnnxError: A rounding is none of a grid that `Quant` has, or there is none; or as for
+            `to_onnx`. What was at `path` stays.
+        OSError: The file can't be written.
+    """
+    require_extra("onnx", "to_qonnx")
+    import onnx  # optional
+
+    model, file = _model_of(
+        _graph.OnnxGraph(quant=True), quantized(f, spec), args, path, parameters
+    )
+    operators = [node.op_type for node in model.graph.node]
+    if "Round" in operators or "Quant" not in operators:
+        raise _graph.OnnxError(
+            "to_qonnx: a rounding has no grid that Quant can say: give uniform grids with ranges "
+            "that are known, jaxeff.compression.calibrate(f, params, batches, spec).spec, without "
+            "half zero points (1 bit), and a function that rounds nothing itself."
+            if "Round" in operators
+            else "to_qonnx: the spec quantizes nothing; to_onnx writes functions in floats."
+        )
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise _graph.OnnxError(f"to_qonnx: the file would be none of ONNX: {error}") from error
+    write_atomically(path, model.SerializeToString())
+    return file
+
+
+def _model_of(
+    graph: _graph.OnnxGraph,
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    path: str | os.PathLike[str],
+    parameters: int,
+) -> tuple[Any, OnnxFile]:
+    """Makes the model of a function, and what says its names."""
     import onnx  # optional
 
     names = argument_names(f, len(args))
     closed, result = core.make_jaxpr(f)(*args)
     leaves, specs = flatten_named(args, names)
     fixed = len(jax.tree.leaves(tuple(args[:parameters])))
-    graph = _graph.OnnxGraph()
     inputs = [spec.name for spec in specs[fixed:]]
     values: list[_graph.Value] = [*(np.asarray(leaf) for leaf in leaves[:fixed]), *inputs]
     _, outputs = flatten_named((result,), ("result",))
@@ -390,6 +463,9 @@ def to_onnx(
     _graph.fuse_roundings(graph, results)
     opset, version = graph.versions
     info = onnx.helper.make_tensor_value_info
+    sets = [onnx.helper.make_opsetid("", opset)]
+    if graph.quant:
+        sets.append(onnx.helper.make_opsetid(_graph.QONNX, 1))
     model = onnx.helper.make_model(
         onnx.helper.make_graph(
             graph.nodes,
@@ -398,13 +474,11 @@ def to_onnx(
             [info(s.name, _graph.tensor_type(s.dtype), s.shape) for s in outputs],
             [onnx.numpy_helper.from_array(a, n) for n, a in graph.constants.items()],
         ),
-        opset_imports=[onnx.helper.make_opsetid("", opset)],
+        opset_imports=sets,
         ir_version=version,
         producer_name="jaxeff",
     )
-    require_runnable(model)
-    write_atomically(path, model.SerializeToString())
-    return OnnxFile(Path(path), tuple(inputs), tuple(results))
+    return model, OnnxFile(Path(path), tuple(inputs), tuple(results))
 
 
 def _write(
