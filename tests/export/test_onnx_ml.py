@@ -89,9 +89,9 @@ def leaves_of(trees, kind, weights):
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def runtime(model, x):
+def runtime(model, x, name="x"):
     onnxruntime = pytest.importorskip("onnxruntime")
-    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {name: x})
 
 
 def test_linear_models_are_scikit_learns_and_their_weights_train_and_go_back(wine):
@@ -373,6 +373,40 @@ def test_texts_and_dictionaries_are_refused_with_the_way_out():
     f, params = from_onnx(built([encoder], 1, {"y": TensorProto.STRING}))
     with pytest.raises(OnnxError, match="values that are texts: encode them before the model"):
         f(params, x)
+
+
+SKLEARN = {
+    "logistic": linear_model.LogisticRegression(max_iter=500),
+    "ridge": linear_model.Ridge(),
+    "tree": tree.DecisionTreeClassifier(random_state=0),
+    "forest": ensemble.RandomForestClassifier(5, random_state=0),
+    "boosted": ensemble.GradientBoostingClassifier(n_estimators=5, random_state=0),
+    "boosted regressor": ensemble.GradientBoostingRegressor(n_estimators=5, random_state=0),
+    "isolated": ensemble.IsolationForest(n_estimators=5, random_state=0),
+    "adaboost": ensemble.AdaBoostClassifier(n_estimators=3, random_state=0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("name", SKLEARN)
+def test_what_skl2onnx_writes_is_what_onnx_runtime_computes(wine, name, classes):
+    skl2onnx = pytest.importorskip("skl2onnx")
+    x, y = (part[wine[1] < classes] for part in wine)
+    model = pipeline.make_pipeline(preprocessing.StandardScaler(), SKLEARN[name]).fit(x, y)
+    probable = hasattr(SKLEARN[name], "predict_proba")
+    file = skl2onnx.to_onnx(
+        model, x[:1], options={"zipmap": False} if probable else None,
+        target_opset={"": 18, "ai.onnx.ml": 3},
+    )  # fmt: skip
+    f, params = from_onnx(file)
+    results = jax.jit(f)(params, x)
+    results = results if isinstance(results, tuple) else (results,)
+    for ours, theirs in zip(results, runtime(file, x, "X"), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    # The file scales in float32: a number at a threshold may fall to its other side.
+    assert np.mean(np.abs(np.ravel(results[0]) - model.predict(x)) > 1e-4) <= 0.02
 
 
 @pytest.mark.slow
