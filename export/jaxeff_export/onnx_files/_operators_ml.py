@@ -512,7 +512,8 @@ def _tree_ensemble(call: Call, x: Value) -> Value:
     ).checked(call)
     if not {*trees.modes.tolist()} <= {_LEAF, *range(len(_MODES))}:
         raise call.refused("has nodes of a kind that ONNX doesn't have")
-    return _transformed(call, trees.results(call, x, call["aggregate_function"]))
+    scores = _transformed(call, trees.results(call, x, call["aggregate_function"]))
+    return scores.astype(_numbers(x).dtype)
 
 
 class _MemberChains(NamedTuple):
