@@ -7,21 +7,18 @@ fits. `pulsed` and `tiki_taka` are optax' transformations, for `jaxeff.training.
 ```python
 import jax
 
-from jaxeff.analog_hardware import RERAM, tiki_taka
+from jaxeff.analog_hardware import RERAM, RPU, pulsed, tiki_taka
 from jaxeff.nn import small_classifier
 from jaxeff.training import cross_entropy, fit
 
 f, params, data = small_classifier()
+descent = pulsed(jax.random.key(1), RPU, learning_rate=0.1)
 optimizer = tiki_taka(jax.random.key(1), RERAM, learning_rate=0.1, transfer_rate=0.1)
 learnt = fit(
     jax.random.key(0), cross_entropy(f), params, data, optimizer=optimizer, epochs=1, batch_size=8,
     progress=False,
 )  # fmt: skip
 ```
-
-Sharp edges:
-    An update is of the whole batch's gradient, rounded to pulses at random without bias; the coded
-    trains of an array have more noise than that. Weights are cut to the bounds of their cells.
 """
 
 import math
@@ -215,7 +212,8 @@ def pulsed(
     """Stochastic gradient descent on cells that are changed by pulses.
 
     Where up and down differ, gradients that are noise around zero pull a weight to its cell's
-    symmetry point, whatever the loss says.
+    symmetry point, whatever the loss says. An update is of the whole batch's gradient, rounded to
+    pulses at random without bias; the coded trains of an array have more noise than that.
 
     Args:
         key: For the cells, and for what is drawn in each update.

@@ -62,6 +62,15 @@ def mesh_phases(unitary: Complex[Array, "n n"]) -> MeshPhases:
     from the left in turn; what was multiplied from the left is then moved through the phases that
     remain (Clements et al., 2016).
 
+    ```python
+    import jax.numpy as jnp
+
+    from jaxeff.photonics import mesh_matrix, mesh_phases
+
+    swap = jnp.eye(3)[::-1]
+    assert jnp.allclose(mesh_matrix(mesh_phases(swap)).real, swap, atol=1e-5)
+    ```
+
     Args:
         unitary: A unitary matrix; a real orthogonal one is one.
 

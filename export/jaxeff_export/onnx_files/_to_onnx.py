@@ -378,6 +378,24 @@ def to_onnx(
     return file
 
 
+def _check_quant_nodes(operators: Sequence[str]) -> None:
+    """Checks that all rounding of a graph is said by `Quant` nodes.
+
+    Raises:
+        OnnxError: It isn't, or there is none.
+    """
+    if "Round" in operators:
+        raise _graph.OnnxError(
+            "to_qonnx: a rounding has no grid that Quant can say: give uniform grids with ranges "
+            "that are known, jaxeff.compression.calibrate(f, params, batches, spec).spec, without "
+            "half zero points (1 bit), and a function that rounds nothing itself."
+        )
+    if "Quant" not in operators:
+        raise _graph.OnnxError(
+            "to_qonnx: the spec quantizes nothing; to_onnx writes functions in floats."
+        )
+
+
 @core.validate(
     f=core.function_of_form("f(*args)"),
     args=core.call_arguments,
@@ -397,6 +415,18 @@ def to_qonnx(
     Each grid is one `Quant` node of `qonnx.custom_op.general` with its scale, zero point and width:
     weights are constants in front of one, of as few bits as their codes need. All else is as
     `to_onnx` writes it, without care for NaN.
+
+    <!-- skip: next if(no_onnx, reason="onnx or onnxruntime isn't installed") -->
+    ```python
+    import jaxeff
+    from jaxeff.compression import calibrate
+    from jaxeff.nn import small_classifier
+    from jaxeff_export import to_qonnx
+
+    f, params, (x, y) = small_classifier(4)
+    grids = {"*:linear": jaxeff.Int(4, 6, symmetric="weights")}
+    file = to_qonnx(f, (params, x), calibrate(f, params, [x], grids).spec, "fpga.onnx")
+    ```
 
     Args:
         f: Pure function.
@@ -420,15 +450,7 @@ def to_qonnx(
     model, file = _model_of(
         _graph.OnnxGraph(quant=True), quantized(f, spec), args, path, parameters
     )
-    operators = [node.op_type for node in model.graph.node]
-    if "Round" in operators or "Quant" not in operators:
-        raise _graph.OnnxError(
-            "to_qonnx: a rounding has no grid that Quant can say: give uniform grids with ranges "
-            "that are known, jaxeff.compression.calibrate(f, params, batches, spec).spec, without "
-            "half zero points (1 bit), and a function that rounds nothing itself."
-            if "Round" in operators
-            else "to_qonnx: the spec quantizes nothing; to_onnx writes functions in floats."
-        )
+    _check_quant_nodes([node.op_type for node in model.graph.node])
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
