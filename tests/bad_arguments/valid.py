@@ -405,6 +405,7 @@ ANYTHING: dict[str, str] = {
     "identity": "how a caller names a run",
     "console": "of the command line",
     "rng": "a generator of NumPy",
+    "shards": "what `Shards.of` says of data",
     # Tried by tests of their own rooms
     **dict.fromkeys(
         ("active", "noise", "epochs", "checkpoints", "inputs", "devices", "vectorized", "monitor",
