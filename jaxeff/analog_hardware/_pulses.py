@@ -159,13 +159,14 @@ def pulse(
         key: For the rounding to whole pulses and for the spread of pulses.
         device: What pulses do.
         cells: The weights' cells, by `pulsed_cells`.
-        weights: The weights before, within the bounds of their cells.
+        weights: The weights before; those beyond the bounds of their cells are cut to them.
         change: What is asked for; of either sign.
 
     Returns:
         Where they are then.
     """
     rounding, spreading = jax.random.split(key)
+    weights = jnp.clip(weights, cells.low, cells.high)
     asked = jnp.minimum(jnp.abs(change) / device.step, device.longest)
     count = jnp.floor(asked + jax.random.uniform(rounding, asked.shape))
     upwards = change > 0
@@ -239,7 +240,7 @@ def pulsed(
         rate = _rate(learning_rate, state.updates)
 
         def learnt(key: Array, w: Array, g: Array, cells: PulsedCells) -> Array:
-            return pulse(key, device, cells, jnp.clip(w, cells.low, cells.high), -rate * g)
+            return pulse(key, device, cells, w, -rate * g)
 
         moved = _by_array(learnt, now, params, gradients, state.cells)
         updates = jax.tree.map(jnp.subtract, moved, params)
@@ -328,7 +329,7 @@ class _TikiTaka:
             read = _turn(w.shape, count // every, rows) & (count % every == 0)
             holds = a - fast_cells.symmetry(self.device)
             change = jnp.where(read, self.transfer_rate * holds, 0)
-            return pulse(key, self.slow, cells, jnp.clip(w, cells.low, cells.high), change)
+            return pulse(key, self.slow, cells, w, change)
 
         fast = _by_array(learnt, learning, state.fast, gradients, state.fast_cells)
         moved = _by_array(transferred, moving, params, fast, state.fast_cells, state.cells)
