@@ -40,6 +40,7 @@ MODULES = (
     "beyond.integer",
     "beyond.keyword_spotting",
     "beyond.learning_memories",
+    "beyond.learning_spotter",
     "beyond.microcontroller",
     "beyond.moment_gaps",
     "beyond.moment_prices",

@@ -1,0 +1,1 @@
+"""A keyword spotter whose last layer learns on its device: a new word, another speaker."""

@@ -1,0 +1,337 @@
+"""A keyword spotter that learns a word from a few recordings, or a speaker, where it is.
+
+    python -m experiments.beyond.learning_spotter [--fast]
+
+A network of depthwise separable convolutions over cepstra is trained without one of ten words, and
+converted to whole numbers of eight bits. `jaxeff.adapters.learner` then tells it 1, 5 or 20
+recordings of that word, one after the other and several times, by plain gradient steps of its last
+layer in floating point, or of low-rank updates of it; either the new ones alone, or each followed
+by some of the other classes, of which the device keeps a few. Beside it all layers are trained in
+floats by the same steps. Recordings of other speakers say what it knows afterwards: the new word,
+and what was forgotten.
+
+A speaker that nothing was trained on is learnt from 1, 5 or 20 of his recordings, and tested on
+his others. The step is a C library for a Cortex-M4, whose results are JAX's, with and without
+learning.
+
+`--fast` has tones in place of words, needs no data and has no speakers. Speech Commands is read
+from `JAXEFF_DATA`, of which the 4,890 recordings of its test archive are enough.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxeff_export
+import numpy as np
+import optax
+from jaxeff_export.clib import CLibrary, ExampleProgram, count_instructions
+
+import jaxeff
+from experiments import harness as h
+from experiments.beyond.keyword_spotting.recordings import FRONT, WORDS, moved, tones
+from experiments.beyond.learning_spotter import learning
+from experiments.beyond.learning_spotter.learning import Body, Learner, Recordings
+from experiments.beyond.microcontroller.moments import has_toolchain
+from experiments.harness import Count, Report, Row, Run
+from jaxeff import data
+from jaxeff.adapters import learner
+
+CORE = "cortex-m4"
+NANOJOULES = 0.33
+"""Of a cycle: 100 uA per MHz at 3.3 V, as the data sheet of an STM32L4 has it (ST DS10198)."""
+SPEAKERS = 40  # recordings of somebody who is learnt, at least
+WORDS_PART, SPEAKERS_PART, BOARD = "words", "speakers", "board"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How networks are trained, and what they are told."""
+
+    speech: bool = True  # whether recordings are words, or tones
+    networks: Count = 3  # each trained without another word
+    epochs: Count = 16  # of the training before
+    width: Count = 32  # channels
+    blocks: Count = 3  # pairs of a depthwise and a pointwise convolution
+    examples: tuple[int, ...] = (1, 5, 20)  # recordings that are told
+    draws: Count = 10  # of the recordings that are told
+    passes: Count = 10  # times that each is told
+    remembered: Count = 8  # recordings of each other class that the device keeps
+    between: Count = 3  # of those that are told behind each new one
+    rate: float = 0.002  # of the steps
+    voices: Count = 12  # speakers that are learnt
+    steps: Count = 12  # that the emulator runs
+
+
+def sounds(settings: Settings) -> tuple[Recordings, Recordings, Recordings]:
+    """Reads recordings to learn from, the same moved in time, and those of other speakers."""
+    if settings.speech:
+        read = data.speech_commands()
+        audio, of, test = read.train_audio, read.train_labels, (read.test_audio, read.test_labels)
+        speakers = np.asarray(read.train_speakers)
+    else:
+        made = tones()
+        (audio, of), test = made.train, made.test
+        speakers = np.full(len(of), "")
+    known, more = (Recordings.of(each, of, speakers) for each in (audio, moved(audio, 0)))
+    return known, more, Recordings.of(*test)
+
+
+def body_of(run: Run[Settings], seed: int, of: Recordings) -> Body:
+    """Trains a network."""
+    at = run.settings
+    return learning.trained(jax.random.fold_in(run.key, seed), of, at.epochs, at.width, at.blocks)
+
+
+def new_word(run: Run[Settings], seed: int) -> Iterator[Row]:
+    """One network, which is told a word that it doesn't know."""
+    at, word = run.settings, (3 * seed + 1) % WORDS
+    known, more, others = sounds(at)
+    old = known.y != word
+    body, is_new = body_of(run, seed, known[old] + more[old]), others.y == word
+    rng = np.random.default_rng(seed)
+    for name in learning.WAYS:
+        learns = learning.way(name, body, at.rate)
+        first = learns.told(jax.tree.map(lambda a: jnp.asarray(a)[None], learns.begin), others.x)
+        before = float((first[0] == others.y)[~is_new].mean())
+        for examples in at.examples:
+            orders = []
+            for _ in range(at.draws):
+                new = rng.choice(np.flatnonzero(known.y == word), examples, replace=False)
+                kept = np.concatenate(
+                    [rng.choice(np.flatnonzero(known.y == c), at.remembered, replace=False)
+                     for c in range(learning.CLASSES) if c != word]
+                )  # fmt: skip
+                rehearsed = [] if name == learning.HEAD else kept
+                orders.append(learning.order(rng, new, rehearsed, at.passes, at.between))
+            states = learns.all(np.stack(orders), known)
+            right = learns.told(states, others.x) == others.y
+            recalled, rest = right[:, is_new].mean(1), right[:, ~is_new].mean(1)
+            yield {
+                "way": name, "network": seed, "examples": examples, "steps": len(orders[0]),
+                "new": float(recalled.mean()), "before": before, "others": float(rest.mean()),
+                "forgotten": float(before - rest.mean()), "all": float(right.mean()),
+                "least": float(recalled.min()), "most": float(recalled.max()),
+            }  # fmt: skip
+
+
+def new_speaker(run: Run[Settings], task: str) -> Iterator[Row]:
+    """One network, which is told recordings of speakers that it doesn't know."""
+    at = run.settings
+    known, more, others = sounds(at)
+    names, counts = np.unique(known.speakers[known.speakers != ""], return_counts=True)
+    voices = names[counts >= SPEAKERS][: at.voices]
+    is_rest = ~np.isin(known.speakers, voices)
+    body, rng = body_of(run, 100, known[is_rest] + more[is_rest]), np.random.default_rng(100)
+    for name in (learning.HEAD, learning.REHEARSED, learning.FLOATS):
+        learns = learning.way(name, body, at.rate)
+        for voice in voices:
+            said = np.flatnonzero(known.speakers == voice)
+            mixed = rng.permutation(said)
+            tested = known[mixed[max(at.examples) :]]
+            kept = rng.choice(
+                np.flatnonzero(is_rest), at.remembered * learning.CLASSES, replace=False
+            )
+            for examples in at.examples:
+                rehearsed = [] if name == learning.HEAD else kept.tolist()
+                orders = [
+                    learning.order(rng, mixed[:examples].tolist(), rehearsed, at.passes, 1)
+                    for _ in range(2)
+                ]
+                states = learns.all(np.stack(orders), known)
+                yield {
+                    "way": name, "speaker": str(voice), "examples": examples,
+                    **_gained(learns, states, "", tested),
+                    **_gained(learns, states, "else ", others),
+                }  # fmt: skip
+
+
+def _gained(learns: Learner, states: Any, of: str, recordings: Recordings) -> Row:
+    begin = jax.tree.map(lambda a: jnp.asarray(a)[None], learns.begin)
+    before, after = (
+        float((learns.told(each, recordings.x) == recordings.y).mean()) for each in (begin, states)
+    )
+    return {f"{of}before": before, f"{of}after": after}
+
+
+def on_a_board(run: Run[Settings], task: str) -> Iterator[Row]:
+    """The step from samples, with and without learning."""
+    if not has_toolchain(CORE):
+        run.say(f"without a microcontroller: no compiler for a {CORE}")
+        return
+    at = run.settings
+    made = tones(8)
+    body = body_of(run, 200, Recordings.of(*made.train))
+    example = Recordings.of(made.train[0][:1], made.train[1][:1]).x
+    step, codes, state = learner(
+        body.f, body.params, example, body.spec, optimizer=optax.sgd(at.rate)
+    )
+    g = jaxeff.integer(body.f, body.spec)
+
+    def learns(codes: Any, audio: Any, word: Any, state: Any) -> Any:
+        return step(codes, FRONT.fixed(audio)[None, :, None], word, state)
+
+    def tells(codes: Any, audio: Any) -> Any:
+        return g(codes, FRONT.fixed(audio)[None, :, None])
+
+    audio, words = made.test[0][: at.steps], made.test[1][: at.steps, None]
+    with tempfile.TemporaryDirectory() as home:
+        bundle = jaxeff_export.deploy(
+            learns, (codes, audio[0], words[0], state), target=CORE, state=("state",)
+        )
+        library = bundle.export_c(f"{home}/learns", name="learns")
+        same, largest = _compared(library, learns, codes, state, audio, words)
+        kept = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state))
+        yield {
+            "library": "learns",
+            "steps": len(audio),
+            "same": same,
+            "largest": largest,
+            "state": kept,
+            **_costs(library),
+        }
+        whole = jaxeff_export.deploy(
+            tells, (g.convert(body.params, example), audio[0]), target=CORE
+        )
+        library = whole.export_c(f"{home}/tells", name="tells")
+        yield {"library": "only tells", **_costs(library)}
+
+
+def _costs(library: CLibrary) -> Row:
+    sizes, count = library.sizes, count_instructions(library, CORE).total
+    return {
+        "instructions": count, "millijoules": count * NANOJOULES * 1e-6, "code": sizes.code,
+        "parameters": sizes.parameters, "workspace": sizes.workspace, "stack": sizes.stack,
+    }  # fmt: skip
+
+
+def _compared(
+    library: CLibrary, learns: Any, codes: Any, state: Any, audio: np.ndarray, words: np.ndarray
+) -> tuple[int, float]:
+    """Runs a library over recordings: steps with JAX's bits, and the largest difference."""
+    calls, expected, jitted = [], [], jax.jit(learns)
+    for sound, word in zip(audio, words, strict=True):
+        calls.append([np.asarray(leaf) for leaf in jax.tree.leaves((sound, word, state))])
+        logits, state = jitted(codes, sound, word, state)
+        expected.append([np.asarray(leaf) for leaf in jax.tree.leaves((logits, state))])
+    program = ExampleProgram(library, CORE)
+    differences = [
+        max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
+        for ours, theirs in zip(program.run_all(calls), expected, strict=True)
+    ]
+    program.close()
+    return sum(each == 0 for each in differences), max(differences)
+
+
+def of_words(report: Report) -> Any:
+    """Selects means over networks."""
+    columns = "new", "others", "forgotten", "all"
+    rows = h.where(part=WORDS_PART)
+    return h.means(rows, ("way", "examples", "steps"), columns, ("new", "all"))(report)
+
+
+def of_speakers(report: Report) -> Any:
+    """Selects means over speakers."""
+    columns = "before", "after", "else before", "else after"
+    rows = h.where(part=SPEAKERS_PART)
+    return h.means(rows, ("way", "examples"), columns, ("after",))(report)
+
+
+def compared(report: Report) -> Iterator[Row]:
+    """Selects what most examples make of each way, beside another."""
+    rows = {(row["way"], row["examples"]): row for row in of_words(report)}
+    if not rows:
+        return
+    most, least = max(k for _, k in rows), min(k for _, k in rows)
+    ours, alone, floats = (
+        rows[name, most] for name in (learning.REHEARSED, learning.HEAD, learning.FLOATS)
+    )
+    yield {
+        "examples": most,
+        "new": ours["new"],
+        "forgotten": ours["forgotten"],
+        "kept": alone["forgotten"] - ours["forgotten"],
+        "more": ours["new"] - rows[learning.REHEARSED, least]["new"],
+        "floats": floats["all"] - ours["all"],
+    }
+
+
+def voices(report: Report) -> Iterator[Row]:
+    """Selects what a speaker's recordings bring."""
+    rows = [row for row in of_speakers(report) if row["way"] == learning.REHEARSED]
+    if rows:
+        last = max(rows, key=lambda row: row["examples"])
+        yield {
+            "examples": last["examples"],
+            "gain": last["after"] - last["before"],
+            "lost": last["else before"] - last["else after"],
+        }
+
+
+COLUMNS = {
+    WORDS_PART: ("way", "examples", "steps", "new", "others", "forgotten", "all"),
+    SPEAKERS_PART: ("way", "examples", "before", "after", "else before", "else after"),
+    BOARD: (
+        "library", "steps", "same", "largest", "instructions", "millijoules", "code", "parameters",
+        "workspace", "stack", "state",
+    ),
+}  # fmt: skip
+LEARNS = h.where(part=BOARD, library="learns")
+STUDY = h.Study(
+    "learning_spotter", __doc__,
+    {
+        "fast": Settings(speech=False, networks=1, epochs=10, width=32, blocks=2, draws=2,
+                         passes=4, examples=(1, 5), steps=4),
+        "default": Settings(),
+        "full": Settings(networks=10, epochs=30, draws=20, voices=40),
+    },
+    (
+        h.Part(lambda run: list(range(run.settings.networks)), new_word,
+               mark={"part": WORDS_PART}),
+        h.Part(lambda run: [SPEAKERS_PART], new_speaker, when=lambda settings: settings.speech,
+               mark={"part": SPEAKERS_PART}),
+        h.Part(lambda run: [BOARD], on_a_board, mark={"part": BOARD}),
+    ),
+    (
+        h.Claim("a new word of {examples} recordings: share that is recognized", "new",
+                h.at_least(0.5), "no number", compared, "default"),
+        h.Claim("accuracy of the other classes that is lost for it", "forgotten", h.at_most(0.1),
+                "no number", compared, "default"),
+        h.Claim("the same without recordings that are kept, more than with them", "kept",
+                h.above(0), "no number", compared, "default"),
+        h.Claim("recognized from {examples} recordings, more than from one", "more", h.above(0),
+                "no number", compared, "default"),
+        h.Claim("accuracy of all classes: all layers in floats over the head", "floats",
+                h.at_most(0.05), "no number", compared, "default"),
+        h.Claim("a speaker of {examples} recordings: accuracy gained on others of his", "gain",
+                h.above(0), "no number", voices, "default"),
+        h.Claim("accuracy of other speakers that is lost for it", "lost", h.at_most(0.05),
+                "no number", voices, "default"),
+        h.Claim("learning in C: largest difference from JAX", "largest", h.at_most(1e-5),
+                "no number", LEARNS),
+    ),
+    (
+        h.Plot("words", h.Curves("examples", "new", of_words, hue="{way}", error=True, style="o-",
+               axes={"xlabel": "recordings of the word", "ylabel": "recognized", "xscale": "log"})),
+        h.Plot("forgotten", h.Curves("examples", "forgotten", of_words, hue="{way}", style="o-",
+               axes={"xlabel": "recordings of the word", "xscale": "log",
+                     "ylabel": "accuracy of other classes lost"})),
+    ),
+    (
+        h.Listing("a new word: recognized, others, and what is forgotten", COLUMNS[WORDS_PART],
+                  of_words),
+        h.Listing("another speaker: before and after, his and of others", COLUMNS[SPEAKERS_PART],
+                  of_speakers),
+        h.Listing(f"a step on a {CORE}, from samples", COLUMNS[BOARD], h.where(part=BOARD)),
+    ),
+    differences=(
+        "the recordings are those of the test archive of Speech Commands alone, split by speaker",
+        "energy is instructions times a data sheet's nanojoules a cycle, at one cycle each",
+    ),
+)  # fmt: skip
+
+if __name__ == "__main__":
+    STUDY.main()
