@@ -80,6 +80,11 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         page.meta.setdefault("search", {"boost": 4})
     elif name.startswith("results/runs/") or name == "CHANGELOG.md":
         page.meta.setdefault("search", {"exclude": True})
+    return with_links_of_the_site(markdown)
+
+
+def with_links_of_the_site(markdown: str) -> str:
+    """Makes links into docs/, and to notebooks, those of the site."""
     markdown = re.sub(r"(\]\([^)\s]*notebooks/\w+)\.ipynb", r"\1.md", markdown)
     return markdown.replace("](docs/", "](").replace("](../docs/", "](../")
 

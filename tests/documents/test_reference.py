@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import inspect
 import pkgutil
+import posixpath
 import re
 import runpy
 import sys
@@ -13,6 +14,7 @@ import griffe
 import pytest
 import yaml
 from documents import ROOT, markdown_files, modules
+from markdown.extensions.toc import slugify, unique
 from PIL import Image
 
 import jaxeff
@@ -48,6 +50,47 @@ def test_every_notebook_is_a_page_of_it():
 
 def test_a_page_is_in_the_navigation_once():
     assert sorted(set(PAGES)) == sorted(PAGES)
+
+
+HEADINGS = re.compile(r"^#+ +(.*?) *#*$", re.MULTILINE)
+FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+TO_PAGES = re.compile(r"\]\(([^)\s:#]*)(#[^)\s]*)?\)")
+
+
+def anchors(text):
+    """The anchors of a page's headings, as Markdown's table of contents makes them."""
+    known = set()
+    for heading in HEADINGS.findall(FENCED.sub("", text)):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", heading)
+        unique(slugify(plain, "-"), known)
+    return known
+
+
+def broken(page, text):
+    """The links of a page that lead nowhere on the site, where files lie as they do in docs/."""
+    text = runpy.run_path(str(DOCS / "hooks.py"))["with_links_of_the_site"](text)
+    for to, anchor in TO_PAGES.findall(FENCED.sub("", text)):
+        at = posixpath.normpath(posixpath.join(posixpath.dirname(page), to)) if to else page
+        if at.startswith("reference/"):
+            continue  # is made of docstrings
+        at = re.sub(r"^(notebooks/\w+)\.md$", r"\1.ipynb", at)
+        if at.startswith("..") or not (DOCS / at).exists():
+            yield to
+        elif anchor and at.endswith(".md") and anchor[1:] not in anchors((DOCS / at).read_text()):
+            yield to + anchor
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.endswith(".md")])
+def test_links_lead_to_pages_and_headings(page):
+    assert list(broken(page, (DOCS / page).read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "link",
+    ["../../MACHINES.md", "devices.md#no-such-heading", "no_such_guide.md", "#no-such-heading"],
+)
+def test_a_link_that_leads_nowhere_is_found(link):
+    assert list(broken("guides/noise.md", f"See [this]({link}), [that](training.md).")) == [link]
 
 
 def test_the_readme_is_short():
