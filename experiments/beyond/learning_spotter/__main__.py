@@ -12,7 +12,9 @@ and what was forgotten.
 
 A speaker that nothing was trained on is learnt from 1, 5 or 20 of his recordings, and tested on
 his others. The step is a C library for a Cortex-M4, whose results are JAX's, with and without
-learning.
+learning. One that watches as well (`jaxeff.uncertainty.monitor`) goes a walk in an emulator: it
+hears other speakers, then three recordings of the new word, is told them, hears the word of other
+speakers, and what drowns in noise.
 
 `--fast` has tones in place of words, needs no data and has no speakers. Speech Commands is read
 from `JAXEFF_DATA`, of which the 4,890 recordings of its test archive are enough.
@@ -28,12 +30,12 @@ import jax.numpy as jnp
 import jaxeff_export
 import numpy as np
 import optax
-from jaxeff_export.clib import CLibrary, ExampleProgram, count_instructions
+from jaxeff_export.clib import CLibrary, ExampleProgram
 
 import jaxeff
 from experiments import harness as h
 from experiments.beyond.keyword_spotting.recordings import FRONT, WORDS, moved, tones
-from experiments.beyond.learning_spotter import learning
+from experiments.beyond.learning_spotter import learning, walk
 from experiments.beyond.learning_spotter.learning import Body, Learner, Recordings
 from experiments.beyond.microcontroller.moments import has_toolchain
 from experiments.harness import Count, Report, Row, Run
@@ -41,10 +43,8 @@ from jaxeff import data
 from jaxeff.adapters import learner
 
 CORE = "cortex-m4"
-NANOJOULES = 0.33
-"""Of a cycle: 100 uA per MHz at 3.3 V, as the data sheet of an STM32L4 has it (ST DS10198)."""
 SPEAKERS = 40  # recordings of somebody who is learnt, at least
-WORDS_PART, SPEAKERS_PART, BOARD = "words", "speakers", "board"
+WORDS_PART, SPEAKERS_PART, BOARD, WALK = "words", "speakers", "board", "walk"
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,24 @@ class Settings:
     rate: float = 0.002  # of the steps
     voices: Count = 12  # speakers that are learnt
     steps: Count = 12  # that the emulator runs
+    stream: Count = 100  # recordings that a device hears before it is told a word, and in noise
+    loudest: float = 3000.0  # deviation of that noise at last, where a sample is up to 32,767
+
+
+def read(settings: Settings) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Reads sound, labels and speakers to learn from, and sound and labels of other speakers."""
+    if not settings.speech:
+        made = tones()
+        return (*made.train, np.full(len(made.train[1]), "")), made.test
+    commands = data.speech_commands()
+    train = commands.train_audio, commands.train_labels, np.asarray(commands.train_speakers)
+    return train, (commands.test_audio, commands.test_labels)
 
 
 def sounds(settings: Settings) -> tuple[Recordings, Recordings, Recordings]:
     """Reads recordings to learn from, the same moved in time, and those of other speakers."""
-    if settings.speech:
-        read = data.speech_commands()
-        audio, of, test = read.train_audio, read.train_labels, (read.test_audio, read.test_labels)
-        speakers = np.asarray(read.train_speakers)
-    else:
-        made = tones()
-        (audio, of), test = made.train, made.test
-        speakers = np.full(len(of), "")
-    known, more = (Recordings.of(each, of, speakers) for each in (audio, moved(audio, 0)))
+    (audio, *rest), test = read(settings)
+    known, more = (Recordings.of(each, *rest) for each in (audio, moved(audio, 0)))
     return known, more, Recordings.of(*test)
 
 
@@ -105,8 +110,8 @@ def new_word(run: Run[Settings], seed: int) -> Iterator[Row]:
                     [rng.choice(np.flatnonzero(known.y == c), at.remembered, replace=False)
                      for c in range(learning.CLASSES) if c != word]
                 )  # fmt: skip
-                rehearsed = [] if name == learning.HEAD else kept
-                orders.append(learning.order(rng, new, rehearsed, at.passes, at.between))
+                rehearsed = [] if name == learning.HEAD else kept.tolist()
+                orders.append(learning.order(rng, new.tolist(), rehearsed, at.passes, at.between))
             states = learns.all(np.stack(orders), known)
             right = learns.told(states, others.x) == others.y
             recalled, rest = right[:, is_new].mean(1), right[:, ~is_new].mean(1)
@@ -191,21 +196,42 @@ def on_a_board(run: Run[Settings], task: str) -> Iterator[Row]:
             "same": same,
             "largest": largest,
             "state": kept,
-            **_costs(library),
+            **walk.costs(library, CORE),
         }
         whole = jaxeff_export.deploy(
             tells, (g.convert(body.params, example), audio[0]), target=CORE
         )
         library = whole.export_c(f"{home}/tells", name="tells")
-        yield {"library": "only tells", **_costs(library)}
+        yield {"library": "only tells", **walk.costs(library, CORE)}
 
 
-def _costs(library: CLibrary) -> Row:
-    sizes, count = library.sizes, count_instructions(library, CORE).total
-    return {
-        "instructions": count, "millijoules": count * NANOJOULES * 1e-6, "code": sizes.code,
-        "parameters": sizes.parameters, "workspace": sizes.workspace, "stack": sizes.stack,
-    }  # fmt: skip
+def a_walk(run: Run[Settings], task: str) -> Iterator[Row]:
+    """One library: it tells words, is told a new one, and hears what drowns in noise."""
+    if not has_toolchain(CORE):
+        return
+    at, word, rng = run.settings, 1, np.random.default_rng(300)
+    (audio, labels, _), (sound, truth) = read(at)
+    known, more, others = sounds(at)
+    old = known.y != word
+    body = body_of(run, 300, known[old] + more[old])
+    usual = rng.permutation(np.flatnonzero(truth != word))
+    held, before, drowning = np.split(usual, [len(usual) - 2 * at.stream, len(usual) - at.stream])
+    step, codes, state = walk.watched(run.key, body, at.rate, (others.x[held], others.y[held]))
+    few = rng.choice(np.flatnonzero(labels == word), 3, replace=False)
+    kept = np.concatenate([
+        rng.choice(np.flatnonzero(labels == c), at.remembered, replace=False)
+        for c in range(learning.CLASSES) if c != word
+    ])  # fmt: skip
+    again = np.flatnonzero(truth == word)[: at.stream]
+    new, rest = (walk.Heard(audio[i], labels[i], walk.FIRST) for i in (few, kept))
+    heard = [
+        walk.Heard(sound[before], truth[before], walk.USUAL),
+        new,
+        walk.told(rng, new, rest, at.passes, at.between),
+        walk.Heard(sound[again], truth[again], walk.LEARNT),
+        walk.Heard(walk.in_noise(rng, sound[drowning], at.loudest), truth[drowning], walk.NOISY),
+    ]
+    yield from walk.go(step, codes, state, heard, CORE)
 
 
 def _compared(
@@ -274,6 +300,7 @@ def voices(report: Report) -> Iterator[Row]:
 COLUMNS = {
     WORDS_PART: ("way", "examples", "steps", "new", "others", "forgotten", "all"),
     SPEAKERS_PART: ("way", "examples", "before", "after", "else before", "else after"),
+    WALK: ("phase", "calls", "right", "unknown", "alarm after", "same"),
     BOARD: (
         "library", "steps", "same", "largest", "instructions", "millijoules", "code", "parameters",
         "workspace", "stack", "state",
@@ -284,7 +311,7 @@ STUDY = h.Study(
     "learning_spotter", __doc__,
     {
         "fast": Settings(speech=False, networks=1, epochs=10, width=32, blocks=2, draws=2,
-                         passes=4, examples=(1, 5), steps=4),
+                         passes=4, examples=(1, 5), steps=4, stream=20),
         "default": Settings(),
         "full": Settings(networks=10, epochs=30, draws=20, voices=40),
     },
@@ -294,6 +321,7 @@ STUDY = h.Study(
         h.Part(lambda run: [SPEAKERS_PART], new_speaker, when=lambda settings: settings.speech,
                mark={"part": SPEAKERS_PART}),
         h.Part(lambda run: [BOARD], on_a_board, mark={"part": BOARD}),
+        h.Part(lambda run: [WALK], a_walk, mark={"part": WALK}),
     ),
     (
         h.Claim("a new word of {examples} recordings: share that is recognized", "new",
@@ -312,6 +340,14 @@ STUDY = h.Study(
                 "no number", voices, "default"),
         h.Claim("learning in C: largest difference from JAX", "largest", h.at_most(1e-5),
                 "no number", LEARNS),
+        h.Claim("{phase}: calls that decide as JAX does", "same", h.equals("calls"), "{calls}",
+                h.where(part=WALK)),
+        h.Claim("{phase}: alarm", lambda row: row["alarm after"] is not None, h.equals(False),
+                "none", h.where(part=WALK, phase=walk.USUAL)),
+        h.Claim("{phase}: alarm", lambda row: row["alarm after"] is not None, h.equals(True),
+                "one", h.where(part=WALK, phase=walk.NOISY), "default"),
+        h.Claim("{phase}: share that is right", "right", h.above(1 / learning.CLASSES),
+                "no number", h.where(part=WALK, phase=walk.LEARNT), "default"),
     ),
     (
         h.Plot("words", h.Curves("examples", "new", of_words, hue="{way}", error=True, style="o-",
@@ -325,7 +361,10 @@ STUDY = h.Study(
                   of_words),
         h.Listing("another speaker: before and after, his and of others", COLUMNS[SPEAKERS_PART],
                   of_speakers),
-        h.Listing(f"a step on a {CORE}, from samples", COLUMNS[BOARD], h.where(part=BOARD)),
+        h.Listing(f"a step on a {CORE}, from samples", COLUMNS[BOARD],
+                  lambda report: [row for row in report.rows if "library" in row]),
+        h.Listing("one library that tells, learns and watches", COLUMNS[WALK],
+                  lambda report: [row for row in report.rows if "phase" in row]),
     ),
     differences=(
         "the recordings are those of the test archive of Speech Commands alone, split by speaker",
