@@ -15,6 +15,7 @@ from jaxeff.nn.layers import activation as activation
 from jaxeff.nn.models import MLP as MLP
 from jaxeff.nn.models import VAE as VAE
 from jaxeff.nn.models import VGG11 as VGG11
+from jaxeff.nn.models import CellDetector as CellDetector
 from jaxeff.nn.models import LeNet5 as LeNet5
 from jaxeff.nn.models import LinenLeNet5 as LinenLeNet5
 from jaxeff.nn.models import LinenMLP as LinenMLP
@@ -22,5 +23,7 @@ from jaxeff.nn.models import ResNet8 as ResNet8
 from jaxeff.nn.models import ResNet18 as ResNet18
 from jaxeff.nn.models import SmallCNN as SmallCNN
 from jaxeff.nn.models import TransformerEncoder as TransformerEncoder
+from jaxeff.nn.models import UNet as UNet
 from jaxeff.nn.models import WideResNet as WideResNet
+from jaxeff.nn.models import cell_targets as cell_targets
 from jaxeff.nn.models import small_classifier as small_classifier

@@ -61,6 +61,14 @@ for loss in (hinge(f), hinge(g, keyed=True)):
     assert jnp.isnan(loss(key, params, None, (x, y.at[0].set(10)), 0)[0])
 ```
 
+Where labels are of pixels, some classes are rare and some pixels unlabelled:
+
+```python
+pixels, truth = jnp.ones((2, 4, 4, 3)), jnp.zeros((2, 4, 4), int).at[0, 0, 0].set(-1)
+label_loss(pixels, truth, weights=jnp.array([0.1, 1.0, 1.0]), ignored=-1)
+cross_entropy(f, weights=jnp.ones(10), ignored=-1)      # for `fit`
+```
+
 `evidential` is a loss that teaches a classifier how much it has seen, as a Dirichlet distribution.
 
 ```python
@@ -93,6 +101,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.scipy.special import digamma, gammaln
 
@@ -133,10 +142,12 @@ class LabelledLoss:
     Attributes:
       loss: The loss itself.
       logits: ``logits(key, params, state, x)`` of shape ``[batch, ..., classes]``.
+      ignored: A label that is no class, of what doesn't count.
     """
 
     loss: Loss
     logits: Callable[[Any, Any, Any, Any], Any]
+    ignored: int | None = None
 
     def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
         """Computes the loss, as `jaxeff.training.make_epoch` calls it."""
@@ -159,6 +170,8 @@ class LabelledLoss:
         first = jax.tree.map(lambda leaf: leaf[:batch_size], x)
         # Classes are counted on shapes: no pass over the data.
         logits = jax.eval_shape(self.logits, key, params, state, first)
+        if self.ignored is not None:
+            labels = np.where(np.asarray(labels) == self.ignored, 0, labels)
         core.check_labels(
             "fit: data, the labels,", labels, logits.shape[-1], positions=logits.shape[1:-1]
         )
@@ -177,11 +190,44 @@ def valid_labels(labels: Any, logits: Any) -> Any:
     return jnp.where((labels >= 0) & (labels < logits.shape[-1]), 1.0, jnp.nan)
 
 
-def label_loss(logits: Any, labels: Any) -> jax.Array:
-    """Computes the mean cross-entropy of logits with integer labels."""
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+@core.validate(weights=core.real_array(1), ignored=core.static_integer(-(2**31)))
+def label_loss(
+    logits: Any, labels: Any, *, weights: Any = None, ignored: int | None = None
+) -> jax.Array:
+    """Computes the mean cross-entropy of logits with integer labels.
+
+    Args:
+      logits: ``[..., classes]``.
+      labels: ``[...]``, such as one for each pixel.
+      weights: How much each class counts, ``[classes]``: a rare one more than the background.
+      ignored: A label of what doesn't count, such as pixels that nobody has labelled.
+
+    Returns:
+      The sum of weighted losses over the sum of weights; 0 where nothing counts. It is NaN where a
+      label is no class.
+
+    Raises:
+      ValueError: There are other than one weight for each class.
+    """
+    if weights is not None and jnp.shape(weights) != jnp.shape(logits)[-1:]:
+        raise ValueError(
+            f"label_loss: weights must be one for each of {jnp.shape(logits)[-1]} classes, not of "
+            f"shape {jnp.shape(weights)}"
+        )
+    known = labels if ignored is None else jnp.where(labels == ignored, 0, labels)
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, known)
     # Out of range, an index would wrap or be clamped and train another class: NaN shows it.
-    return (each * valid_labels(labels, logits).astype(each.dtype)).mean()
+    each = each * valid_labels(known, logits).astype(each.dtype)
+    if weights is None and ignored is None:
+        return each.mean()
+    share = _counted(labels, ignored).astype(each.dtype)
+    if weights is not None:
+        share = share * jnp.asarray(weights, each.dtype)[known]
+    return (each * share).sum() / jnp.maximum(share.sum(), jnp.finfo(each.dtype).tiny)
+
+
+def _counted(labels: Any, ignored: int | None) -> jax.Array:
+    return jnp.ones(jnp.shape(labels), bool) if ignored is None else labels != ignored
 
 
 @core.validate(loss=core.function_of_form("loss(key, params, batch)"))
@@ -195,19 +241,31 @@ def stateless(loss: Callable[..., Any]) -> Loss:
     return full_loss(loss)
 
 
-@core.validate()
-def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool = False) -> Loss:
+@core.validate(weights=core.real_array(1), ignored=core.static_integer(-(2**31)))
+def cross_entropy(
+    f: Callable[..., Any],
+    *,
+    weights: Any = None,
+    ignored: int | None = None,
+    keyed: bool = False,
+    mutable: bool = False,
+) -> Loss:
     """Makes the mean softmax cross entropy of a classifier, with its accuracy as a metric.
 
     Args:
-      f: ``f(params, x) -> logits`` of shape ``[batch, classes]``, or ``[batch, tokens, classes]``.
+      f: ``f(params, x) -> logits`` of shape ``[batch, classes]``, ``[batch, tokens, classes]`` or
+        ``[batch, rows, columns, classes]``.
+      weights: How much each class counts, ``[classes]``; all the same if None. The accuracy has no
+        weights.
+      ignored: A label of what doesn't count, in the loss as in the accuracy: padding, or pixels
+        that nobody has labelled.
       keyed: Whether ``f`` takes a random key first, as the transforms with noise do.
       mutable: Whether ``f`` takes a state after its parameters and returns (logits, new state),
         as ``functional(model, mutable=True)`` does.
 
     Returns:
-      The loss; its batches are pairs of inputs and integer labels of shape ``[batch]``, or
-      ``[batch, tokens]``: then it is the mean over tokens.
+      The loss; its batches are pairs of inputs and integer labels, of the shape of logits without
+      classes. It is the mean over all of them, as `label_loss` takes it.
     """
     core.check_function("cross_entropy: f", f, "f(params, x)")
     call = normalized_call(f, keyed=keyed, mutable=mutable)
@@ -215,11 +273,14 @@ def cross_entropy(f: Callable[..., Any], *, keyed: bool = False, mutable: bool =
     def loss(key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
         x, labels = batch
         logits, state = call(key, params, state, x)
-        value = label_loss(logits, labels)
+        value = label_loss(logits, labels, weights=weights, ignored=ignored)
         accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
+        if ignored is not None:
+            # What is ignored is never right; a batch of nothing else has an accuracy of zero.
+            accuracy = accuracy / jnp.maximum(jnp.mean(_counted(labels, ignored)), 1e-9)
         return value, ({"accuracy": accuracy}, state)
 
-    return LabelledLoss(loss, lambda *args: call(*args)[0])
+    return LabelledLoss(loss, lambda *args: call(*args)[0], ignored)
 
 
 def normalized_call(

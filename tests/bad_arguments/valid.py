@@ -108,6 +108,7 @@ DRAWS = Draws({"fc2/kernel": jnp.ones((2, 4, 4, 2))}, PARAMS)
 TWO = ensemble(KEY, f, PARAMS, {"fc2": Members(2)})[0]
 PROBS = jnp.full((4, 2), 0.5)
 LOGITS = Gaussian(jnp.zeros((4, 2)), jnp.ones((4, 2)))
+CORNERS = jnp.array([[0.0, 0, 4, 4], [1, 1, 5, 5], [0, 8, 3, 12], [20, 20, 30, 30]])
 POINTS = jax.random.normal(KEY, (20, 3))
 LINEAR = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
 SCORES = jnp.linspace(0.1, 1.0, 4)
@@ -336,6 +337,19 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.training.run_epochs": {"epoch": print, "start": empty(TrainState)},
     "jaxeff.training.init": {"params": PARAMS},
     "jaxeff.training.sweep": {"init": lambda key: (PARAMS, None), "settings": {"level": SCORES}},
+    "jaxeff.nn.cell_targets": {"boxes": CORNERS, "shape": (2, 3)},
+    "jaxeff.training.cross_entropy": {"ignored": 1},
+    "jaxeff.uncertainty.box_iou": {"boxes": CORNERS, "others": CORNERS},
+    "jaxeff.uncertainty.nms": {"boxes": CORNERS, "scores": SCORES, "iou": 0.5, "classes": Y},
+    "jaxeff.uncertainty.detect": {"iou": 0.5, "least": 0.5, "doubt": 1.0},
+    "jaxeff.uncertainty.match_detections": {"overlap": X, "scores": SCORES, "least": 0.5},
+    **{f"jaxeff.uncertainty.{name}": {"scores": SCORES, "hits": SCORES > 0.5, "truths": 3,
+                                      "where": SCORES > 0.2, "envelope": True}
+       for name in ("precision_recall", "average_precision")},
+    "jaxeff.uncertainty.mean_average_precision": {
+        "scores": SCORES, "hits": SCORES > 0.5, "classes": Y, "truths": Y + 1,
+    },
+    "jaxeff.uncertainty.mean_iou": {"predictions": Y, "num_classes": 2, "ignored": 1},
     "jaxeff.uncertainty.conformalize": {"outputs": jnp.zeros((4, 2)), "targets": Y,
                                         "method": LAC(), "groups": Y, "group_count": 2},
     "jaxeff.uncertainty.conformal": {"calibration": GROUPED, "group": lambda x: Y},

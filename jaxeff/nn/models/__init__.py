@@ -1,5 +1,8 @@
-"""Small reference models: MLP, LeNet-5, ResNets, wide ones, VGG-11, a transformer, a VAE."""
+"""Small reference models: MLP, LeNet-5, ResNets, VGG-11, a transformer, a VAE, dense prediction."""
 
+from jaxeff.nn.models._dense_prediction import CellDetector as CellDetector
+from jaxeff.nn.models._dense_prediction import UNet as UNet
+from jaxeff.nn.models._dense_prediction import cell_targets as cell_targets
 from jaxeff.nn.models._resnet import ResNet8 as ResNet8
 from jaxeff.nn.models._resnet import ResNet18 as ResNet18
 from jaxeff.nn.models._resnet import WideResNet as WideResNet
