@@ -10,6 +10,8 @@ from jaxeff.core._arguments import check_function as check_function
 from jaxeff.core._arguments import check_key as check_key
 from jaxeff.core._arguments import check_params as check_params
 from jaxeff.core._arguments import describe_no_mapping as describe_no_mapping
+from jaxeff.core._arguments import describe_value as describe_value
+from jaxeff.core._arguments import library_of as library_of
 from jaxeff.core._arguments import optional as optional
 from jaxeff.core._arguments import plugins as plugins
 from jaxeff.core._checks import all_of as all_of
@@ -57,6 +59,7 @@ from jaxeff.core._data import logits_array as logits_array
 from jaxeff.core._data import parameter_tree as parameter_tree
 from jaxeff.core._data import real_array as real_array
 from jaxeff.core._data import supervised_data as supervised_data
+from jaxeff.core._data import unless as unless
 from jaxeff.core._data import warn_of_one_class as warn_of_one_class
 from jaxeff.core._data import warn_of_probs as warn_of_probs
 from jaxeff.core._data import warn_of_scale as warn_of_scale
@@ -95,6 +98,7 @@ from jaxeff.core._processes import is_writer as is_writer
 from jaxeff.core._processes import span_processes as span_processes
 from jaxeff.core._processes import to_devices as to_devices
 from jaxeff.core._processes import to_host as to_host
+from jaxeff.core._progress import Advance as Advance
 from jaxeff.core._progress import InterruptedRun as InterruptedRun
 from jaxeff.core._progress import keeps_finished as keeps_finished
 from jaxeff.core._progress import progress_bar as progress_bar

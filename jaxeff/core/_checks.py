@@ -302,15 +302,22 @@ INPUTS: Mapping[str, Callable[[Any], tuple[Any, Any]]] = {
     "args": lambda value: (value, None),
     "batch": lambda value: (as_arguments(value), None),
     "batches": lambda value: (as_arguments(value[0] if isinstance(value, list) else value), None),
-    "data": lambda value: (tuple(value[:-1]), value[-1]),
+    "data": lambda value: _inputs_and_targets(value),
     "calibrate": lambda value: (as_arguments(value), None),
     "inputs": lambda value: (as_arguments(value), None),
     "monitor": lambda value: (as_arguments(value), None),
     "outside": lambda value: (as_arguments(value)[:1], None),
-    "validation": lambda value: (tuple(value[:-1]), value[-1]),
+    "validation": lambda value: _inputs_and_targets(value),
     "x": lambda value: (as_arguments(value), None),
 }
 """What the arguments that hold data give a function: its inputs, and their targets if any."""
+
+
+def _inputs_and_targets(value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, tuple | list):  # an iterator, which looking would use up
+        raise TypeError("data are no parts")
+    return tuple(value[:-1]), value[-1]
+
 
 _CALLED = re.compile(r"(\w+): (\w+)\b")
 

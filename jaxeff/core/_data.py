@@ -48,6 +48,16 @@ def _reads(check: Check) -> Check:
     return check
 
 
+def unless(passes: Callable[[Any], bool], check: Check) -> Check:
+    """Makes a check of what doesn't pass without one."""
+
+    def held(where: str, value: Any) -> None:
+        if not passes(value):
+            check(where, value)
+
+    return _reads(held) if check in READERS else held
+
+
 def as_arguments(batch: Any) -> tuple[Any, ...]:
     """Returns a function's inputs as a tuple: a batch is one of them, or a tuple of all."""
     return batch if isinstance(batch, tuple) else (batch,)

@@ -72,14 +72,19 @@ NOTEBOOK_SECONDS = 0.25
 
 @contextmanager
 def progress_bar(
-    show: bool | None, unit: str, total: float, done: float = 0, *, console: Console | None = None
+    show: bool | None,
+    unit: str,
+    total: float | None,
+    done: float = 0,
+    *,
+    console: Console | None = None,
 ) -> Iterator[Advance]:
     """Shows how far a run is, on standard error.
 
     Args:
       show: None shows it on a terminal and in a notebook, True anywhere, False nowhere.
       unit: What is counted.
-      total: Number of units in all.
+      total: Number of units in all; None where it isn't known.
       done: Number of units done already.
       console: Console to show it on instead.
 
@@ -130,9 +135,9 @@ class _Count:
     def __init__(
         self,
         unit: str,
-        total: float,
+        total: float | None,
         done: float,
-        show: Callable[[str, float, str], None],
+        show: Callable[[str, float | None, str], None],
         every: float,
     ):
         self._unit, self._total, self._done, self._first = unit, total, done, done
@@ -151,28 +156,30 @@ class _Count:
         self._drawn = time.monotonic()
         # The rate of this process: steps that an earlier one finished took none of its time.
         passed, new = self._drawn - self._began, self._done - self._first
-        left = passed / new * (self._total - self._done) if new else None
+        total = self._total
+        left = passed / new * (total - self._done) if new and total is not None else None
         rest = "" if not left else f"{timedelta(seconds=round(left))} left"
-        head = f"{self._unit} {self._done:g}/{self._total:g}"
-        share = self._done / self._total if self._total else 1.0
+        head = f"{self._unit} {self._done:.10g}" + ("" if total is None else f"/{total:.10g}")
+        share = None if total is None else self._done / total if total else 1.0
         self._show(head, share, "  ".join(part for part in (rest, self._line) if part))
 
 
-def _log(console: Console) -> Callable[[str, float, str], None]:
-    def show(head: str, share: float, rest: str) -> None:
+def _log(console: Console) -> Callable[[str, float | None, str], None]:
+    def show(head: str, share: float | None, rest: str) -> None:
         console.print(f"{head}  {rest}", markup=False, highlight=False, soft_wrap=True)
 
     return show
 
 
-def _notebook_bar() -> Callable[[str, float, str], None]:
+def _notebook_bar() -> Callable[[str, float | None, str], None]:
     """Displays a bar that any notebook shows, without widgets."""
     from IPython.display import display
 
     handle = display({"text/plain": ""}, raw=True, display_id=True)
 
-    def show(head: str, share: float, rest: str) -> None:
-        text = f'{html.escape(head)} <progress max="1" value="{share:.4f}"></progress> '
+    def show(head: str, share: float | None, rest: str) -> None:
+        value = "" if share is None else f'value="{share:.4f}"'
+        text = f'{html.escape(head)} <progress max="1" {value}></progress> '
         bundle = {"text/plain": f"{head}  {rest}", "text/html": text + html.escape(rest)}
         handle.update(bundle, raw=True)
 

@@ -2,13 +2,16 @@
 
 `fit` is the way in. `make_epoch` is its pure core, to be vmapped over replicates; `run_epochs`
 gives any such epoch progress, checkpoints and resuming. `sweep` does both for every setting and
-seed of a study.
+seed of a study. `Batches` are data that come one by one, from a loader or any other iterable.
 """
 
 from jaxeff.store import CheckpointError as CheckpointError
 from jaxeff.store import load_metadata as load_metadata
 from jaxeff.store import load_pytree as load_pytree
 from jaxeff.store import save_pytree as save_pytree
+from jaxeff.training._batches import Batches as Batches
+from jaxeff.training._batches import or_batches as or_batches
+from jaxeff.training._batches import prefetched as prefetched
 from jaxeff.training._canonical import canonical_convolutions as canonical_convolutions
 from jaxeff.training._canonical import canonical_in_loops as canonical_in_loops
 from jaxeff.training._epoch import Loss as Loss

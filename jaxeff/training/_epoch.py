@@ -71,7 +71,11 @@ Sharp edges:
 
 import functools
 import inspect
+import itertools
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -80,7 +84,15 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int, Key
 
-from jaxeff.core import Shards, function_of_form, kept_program, validate
+from jaxeff.core import (
+    DataWarning,
+    Shards,
+    function_of_form,
+    kept_program,
+    to_host,
+    validate,
+)
+from jaxeff.training._batches import Batches, prefetched
 from jaxeff.training._canonical import canonical_in_loops
 
 Metrics = dict[str, Any]
@@ -177,7 +189,7 @@ def _update(
 def make_epoch(
     loss: Callable[..., Any],
     optimizer: optax.GradientTransformation,
-    batch_size: int,
+    batch_size: int | None,
     shards: Shards | None = None,
 ) -> Epoch:
     """Makes ``epoch(train_state, key, data) -> (train_state, metrics)``.
@@ -188,7 +200,8 @@ def make_epoch(
         for annealing. ``loss(params, batch)`` and ``loss(key, params, batch)`` return a scalar or
         (scalar, metrics). See `jaxeff.training.cross_entropy`.
       optimizer: Gets ``value``, ``grad`` and ``grad_fn`` as extra arguments where it takes them.
-      batch_size: Examples per update.
+      batch_size: Examples per update; None where ``data`` are an iterable of batches. That epoch
+        isn't traced: it compiles an update, and reads the next batches meanwhile.
       shards: Parts of the data on several devices; None for data in one part.
 
     Returns:
@@ -203,6 +216,8 @@ def make_epoch(
     optimizer = optax.with_extra_args_support(optimizer)
 
     update = _update(loss, optimizer)
+    if batch_size is None:
+        return BatchedEpoch(update, kept_program(functools.partial(_step, update)), shards)
 
     def epoch(carry: TrainState, key: Key[Array, ""], data: Any) -> tuple[TrainState, Metrics]:
         n = count_examples(data)
@@ -225,6 +240,49 @@ def make_epoch(
         return carry, {name: jnp.mean(values, axis=0) for name, values in metrics.items()}
 
     return epoch
+
+
+RUNNING = 2
+"""Updates that the device may be given beyond the one that it computes."""
+
+
+@dataclass(frozen=True)
+class BatchedEpoch:
+    """An epoch over an iterable of batches.
+
+    Attributes:
+      update: Makes one update by a batch.
+      step: The same, compiled, of an epoch's key and the number of the update in it.
+      shards: The devices that batches are cut over; None if they aren't.
+    """
+
+    update: Callable[[TrainState, Key[Array, ""], Any], tuple[TrainState, Metrics]]
+    step: Callable[..., tuple[TrainState, Metrics]]
+    shards: Shards | None = None
+
+    def __call__(
+        self, carry: TrainState, key: Key[Array, ""], data: Iterable[Any]
+    ) -> tuple[TrainState, Metrics]:
+        """Makes an update of each batch."""
+        _, loss_key = jax.random.split(key)
+        place = jax.device_put if self.shards is None else self.shards.spread
+        running: deque[Metrics] = deque()
+        rows: list[Metrics] = []
+        for index, batch in enumerate(prefetched(data, place)):
+            carry, metrics = self.step(carry, loss_key, np.uint32(index), batch)
+            running.append(metrics)
+            # Waits for an update before the last ones: batches would pile up on the device.
+            if len(running) > RUNNING:
+                rows.append(to_host(running.popleft()))
+        rows.extend(map(to_host, running))
+        if not rows:
+            raise ValueError("an epoch needs a batch, but there is none.")
+        return carry, {name: np.mean([row[name] for row in rows], axis=0) for name in rows[0]}
+
+
+def _step(update: Any, carry: TrainState, key: Any, index: Any, batch: Any) -> Any:
+    # The key that `split` gives in the scan over arrays, of any number of updates.
+    return update(carry, jax.random.fold_in(key, index), batch)
 
 
 def _shuffled(key: Any, count: int, batch_size: int, shards: Shards | None) -> Int[Array, "..."]:
@@ -346,7 +404,7 @@ def settled_batch_stats(
         key: Random key, of the order of the examples and of what the loss draws.
         params: The trained parameters.
         state: The state after training.
-        data: The examples.
+        data: The examples, or the iterable of batches.
         batch_size: Examples of a batch.
 
     Returns:
@@ -356,20 +414,12 @@ def settled_batch_stats(
     means, filled = _floating(state)
     if not means:
         return state
-    count = count_examples(data)
-    steps = min(count // batch_size, max(1, MOST_EXAMPLES // batch_size))
-    order_key, loss_key = jax.random.split(key)
-    shards = Shards.of(data)
-    order: Any = _shuffled(order_key, count, batch_size, shards)
-    if shards is None:
-        order = np.asarray(order)
-    batches = zip(order[:steps], jax.random.split(loss_key, steps), strict=True)
-
+    if (batches := _batches_to_average(key, data, batch_size)) is None:
+        return state
     updated = kept_program(functools.partial(_updated_stats, loss))
     low, high = [*map(jnp.zeros_like, means)], [*map(jnp.ones_like, means)]
     limits: list[list[Array]] = []
-    for rows, at in batches:
-        batch = take_rows(data, rows, shards)
+    for batch, at in batches:
         if not limits:
             # What a frozen layer reads stays what it is, for the loss may depend on it.
             _, zeros, ones = updated(params, state, low, high, at, batch)
@@ -378,8 +428,34 @@ def settled_batch_stats(
         if values[0] != values[1]:
             return state
         limits.append(list(map(_limit, zeros, ones)))
-    averages = [sum(of) / steps for of in zip(*limits, strict=True)]
+    averages = [sum(of) / len(limits) for of in zip(*limits, strict=True)]
     return filled(_replaced(means, zeros, ones, averages))
+
+
+def _batches_to_average(key: Any, data: Any, batch_size: int) -> Iterable[tuple[Any, Any]] | None:
+    """Gives batches of up to `MOST_EXAMPLES`, with a key for each; None where they are used up."""
+    order_key, loss_key = jax.random.split(key)
+    most = max(1, MOST_EXAMPLES // batch_size)
+    if isinstance(data, Batches):
+        if data.once:
+            warnings.warn(
+                "fit: data are an iterator, which is read once: the state has the running "
+                "statistics of the updates; give training.Batches a function of the epoch for "
+                "those of the trained network",
+                DataWarning,
+                stacklevel=4,
+            )
+            return None
+        batches = itertools.islice(prefetched(data.epoch(0)), most)
+        return zip(batches, jax.random.split(loss_key, most), strict=False)
+    count = count_examples(data)
+    steps = min(count // batch_size, most)
+    shards = Shards.of(data)
+    order: Any = _shuffled(order_key, count, batch_size, shards)
+    if shards is None:
+        order = np.asarray(order)
+    keys = jax.random.split(loss_key, steps)
+    return ((take_rows(data, rows, shards), at) for rows, at in zip(order, keys, strict=False))
 
 
 def _updated_stats(

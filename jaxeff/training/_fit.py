@@ -1,4 +1,4 @@
-"""`fit`: train a pytree of parameters on data in memory, and `run_epochs`, the loop it is made of.
+"""`fit`: train a pytree of parameters, and `run_epochs`, the loop it is made of.
 
 ```python
 import jax
@@ -52,7 +52,7 @@ Sharp edges:
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
@@ -62,8 +62,10 @@ import numpy as np
 import optax
 
 from jaxeff import core, store
+from jaxeff.training._batches import Batches, or_batches
 from jaxeff.training._epoch import (
     FORMS,
+    BatchedEpoch,
     Epoch,
     Loss,
     TrainState,
@@ -108,7 +110,7 @@ class DivergedError(FloatingPointError):
 
 
 LOOP_CHECKS: dict[str, core.Check] = {
-    "data": core.aligned_arrays,
+    "data": or_batches(core.aligned_arrays),
     "epochs": core.static_integer(0),
     "eval_fn": core.function_of_form("eval_fn(train_state)"),
     "on_epoch": core.function_of_form("on_epoch(epoch, train_state, row)"),
@@ -148,7 +150,9 @@ def run_epochs(
         vmapped over replicates or not (then ``start`` and the metrics have a leading axis).
       start: The state before the first epoch. It stays valid.
       data: Pytree of arrays with a common first axis; moved to the device once. Where it is cut
-        over several devices (`jaxeff.core.Shards`), the state is copied to all of them.
+        over several devices (`jaxeff.core.Shards`), the state is copied to all of them. Or an
+        iterable of batches (`Batches`), for the epoch of ``make_epoch`` without a
+        batch size.
       epochs: Total number of epochs of the run, including those before a resume.
       eval_fn: ``eval_fn(train_state) -> metrics``, added to the epoch's record.
       eval_every: Epochs between evaluations; the last epoch is always evaluated.
@@ -182,22 +186,22 @@ def run_epochs(
         core.check_count(name, value)
     core.check_choice("on_nan", on_nan, ("raise", "keep"))
     core.check_choice("resume", resume, (True, False, "force"))
-    count_examples(data)
-    data = jax.tree.map(jnp.asarray, data)
-    if (shards := core.Shards.of(data)) is not None:
-        data = shards.spread(data)
-        key, start = shards.replicated((key, jax.tree.map(jnp.asarray, start)))
+    source = Batches.of(data)
+    key, start, data = _placed(key, start, source or data)
     # Without a way back to the last good state its memory can be reused, but not the caller's.
-    donate = on_nan == "keep"
+    donate = on_nan == "keep" and source is None
     carry = jax.tree.map(jnp.copy if donate else jnp.asarray, start)
-    compiled = core.kept_program(epoch, donate_argnums=0 if donate else ())
+    compiled = epoch
+    if source is None:
+        compiled = core.kept_program(epoch, donate_argnums=0 if donate else ())
     # The identity costs a trace and a hash of all data: only for runs that are kept.
     if checkpoint is None:
         identity = {}
     elif identity is None:
         parts = store.describe_arrays("start", core.to_host(carry))
-        parts["epoch"] = store.describe_computation(epoch, carry, _fold_in(key, 0), data)
-        identity = store.run_identity(key, data, settings, parts)
+        read, sample = (epoch, data) if source is None else (_update_of(epoch), source.first)
+        parts["epoch"] = store.describe_computation(read, carry, _fold_in(key, 0), sample)
+        identity = identify(key, data, settings, parts)
     history: History = []
     if checkpoint is not None and resume:
         known = None if resume == "force" else identity
@@ -219,23 +223,24 @@ def run_epochs(
 
     with (
         core.keeps_finished(finished),
-        core.progress_bar(progress, "epoch", epochs, len(history)) as advance,
+        core.progress_bar(progress, *_units(source, epochs, len(history))) as advance,
     ):
         for index in range(len(history), epochs):
+            inputs = data if source is None else _counted(source, index, advance, history)
             # Keys depend on the epoch's number alone: a resumed run draws what the
             # uninterrupted one would.
-            after, metrics = compiled(carry, _fold_in(key, index), data)
+            after, metrics = compiled(carry, _fold_in(key, index), inputs)
             record = {"epoch": index, **_numbers(metrics)}
             # Parameters, too: a last update may overflow after a loss that was still finite.
             if on_nan == "raise" and not _finite(metrics["loss"], after.params):
-                raise DivergedError(_diverged(record, after.params, data), carry, history)
+                raise DivergedError(_diverged(record, after.params, source or data), carry, history)
             carry = after
             last = index + 1 == epochs
             if eval_fn is not None and (last or (index + 1) % eval_every == 0):
                 record |= _numbers(eval_fn(carry))
             history.append(record)
             good = carry
-            advance(1, _shown(record))
+            advance(source is None, _shown(record))
             stop = on_epoch is not None and on_epoch(index, carry, record) is True
             if checkpoint is not None and (last or stop or (index + 1) % checkpoint_every == 0):
                 run = {"identity": dict(identity), "history": history, "stopped": stop}
@@ -243,6 +248,57 @@ def run_epochs(
             if stop:
                 break
     return carry, history
+
+
+def _placed(key: jax.Array, start: TrainState, data: Any) -> tuple[jax.Array, TrainState, Any]:
+    """Moves data to the device, and a run's start to all that the examples are cut over."""
+    batched = isinstance(data, Batches)
+    if not batched:
+        count_examples(data)
+        data = jax.tree.map(jnp.asarray, data)
+    shards = core.Shards.of(data.first if batched else data)
+    if shards is not None:
+        data = data if batched else shards.spread(data)
+        key, start = shards.replicated((key, jax.tree.map(jnp.asarray, start)))
+    return key, start, data
+
+
+def identify(
+    key: jax.Array, data: Any, settings: Mapping[str, Any] | None, parts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Describes a run as `jaxeff.store.run_identity` does, one on batches by their name."""
+    if isinstance(data, Batches):
+        return store.run_identity(key, (), settings, {**data.identity(), **parts})
+    return store.run_identity(key, data, settings, parts)
+
+
+def _update_of(epoch: Epoch) -> Callable[..., Any]:
+    if not isinstance(epoch, BatchedEpoch):
+        raise TypeError(
+            "run_epochs: epoch takes arrays, but data are an iterable of batches: give "
+            "make_epoch(loss, optimizer, None)"
+        )
+    return epoch.update
+
+
+def _units(source: Batches | None, epochs: int, done: int) -> tuple[str, float | None, float]:
+    """Says what the bar counts: epochs, or batches, of which the number may be unknown."""
+    if source is None:
+        return "epoch", epochs, done
+    length = source.length
+    return ("batch", None, 0) if length is None else ("batch", epochs * length, done * length)
+
+
+def _counted(source: Batches, index: int, advance: core.Advance, history: History) -> Iterator[Any]:
+    """Gives the batches of an epoch, and counts them on the bar."""
+    line = f"epoch {index}  {_shown(history[-1]) if history else ''}"
+    left = source.length
+    for batch in source.epoch(index):
+        yield batch
+        advance(1, line)
+        left = left and left - 1
+    # A shorter batch, which is left out, is part of the length.
+    advance(left or 0, line)
 
 
 def _resumed(
@@ -324,6 +380,11 @@ def _not_finite(params: Any) -> str:
 
 def _cause(data: Any) -> str:
     """Suggests a remedy: for data that aren't finite, then for integers that may be labels."""
+    if isinstance(data, Batches):
+        return (
+            "Lower the learning rate or clip the gradients, and look for batches that hold NaN or "
+            "labels out of range."
+        )
     integers = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(data):
         name = "data" + jax.tree_util.keystr(path)
@@ -389,7 +450,7 @@ def fit(
     *,
     optimizer: optax.GradientTransformation,
     epochs: int,
-    batch_size: int,
+    batch_size: int | None = None,
     state: Any = None,
     eval_fn: Callable[[TrainState], Mapping[str, Any]] | None = None,
     on_epoch: Callable[[int, TrainState, dict[str, Any]], bool | None] | None = None,
@@ -405,10 +466,12 @@ def fit(
         ``(loss, (metrics, new_state))``; see `cross_entropy`.
       params: Pytree of parameters to start from; it stays valid.
       data: Pytree of arrays with a common first axis of examples, e.g. ``(images, labels)``; those
-        that are cut over devices are trained on by all of these.
+        that are cut over devices are trained on by all of these. Or batches: a loader, an iterator,
+        or `Batches` of any iterable.
       optimizer: Any optax optimizer; schedules count updates, not epochs.
       epochs: Passes over the data, including those before a resume.
-      batch_size: Examples per update; a last incomplete batch is left out of the epoch.
+      batch_size: Examples per update; a last incomplete batch is left out of the epoch. None where
+        ``data`` are batches.
       state: The model's mutable state, from ``functional(model, mutable=True)``.
       eval_fn: ``eval_fn(train_state) -> metrics``, added to the epoch's record.
       on_epoch: Called with the epoch's index, state and record; returning True stops the run.
@@ -435,26 +498,30 @@ def fit(
     """
     core.check_function("fit: loss", loss, FORMS)
     asked, loss = loss, full_loss(loss)
-    core.check_params("fit: data", data)
-    shards = core.Shards.of(data)
+    source = Batches.of(data)
+    sample = data if source is None else source.first
+    core.check_params("fit: data", sample)
+    size = _batch_size(batch_size, source)
+    shards = core.Shards.of(sample)
     start = init(params, optimizer, state)
     if shards is not None:
-        data, (key, start) = shards.spread(data), shards.replicated((key, start))
-    epoch = make_epoch(loss, optimizer, batch_size, shards)
+        sample, (key, start) = shards.spread(sample), shards.replicated((key, start))
+    data = source or sample
+    epoch = make_epoch(loss, optimizer, size if source is None else None, shards)
     try:
-        _check_loss(loss, key, start, data, batch_size)
+        _check_loss(loss, key, start, sample, size)
     except Exception as error:
-        if (told := _explained(asked, loss, key, start, data, error)) is None:
+        if (told := _explained(asked, loss, key, start, sample, error)) is None:
             raise
         raise told from error
     identity = None
     # Hashing the data and tracing the loss cost: only for runs that are kept.
     if run.get("checkpoint") is not None:
-        described = describe_training(key, loss, optimizer, start, data, batch_size)
-        identified = {**(settings or {}), "batch_size": batch_size}
+        described = describe_training(key, loss, optimizer, start, sample, size)
+        identified = {**(settings or {}), "batch_size": size}
         if shards is not None:  # batches depend on them
             identified["parts of the data"] = shards.count
-        identity = store.run_identity(key, data, identified, described)
+        identity = identify(key, data, identified, described)
     try:
         last, history = run_epochs(
             key,
@@ -470,14 +537,28 @@ def fit(
     except core.InterruptedRun as error:
         if error.result:
             last, history = error.result
-            error.result = _result(last, history, data)
+            error.result = _result(last, history, sample)
         raise
     if isinstance(loss, SettledLoss):
         # No epoch has this key.
         at = jax.random.fold_in(key, 2**32 - 1)
-        settled = loss.settle(at, last.params, last.state, data, batch_size)
+        settled = loss.settle(at, last.params, last.state, data, size)
         last = last._replace(state=settled)
-    return _result(last, history, data)
+    return _result(last, history, sample)
+
+
+def _batch_size(batch_size: int | None, source: Batches | None) -> int:
+    """Returns the examples of a batch, which batches of an iterable have by themselves."""
+    if source is None:
+        if batch_size is None:
+            raise TypeError("fit: batch_size is missing, the examples of an update")
+        return batch_size
+    if batch_size not in (None, source.size):
+        raise ValueError(
+            f"fit: batches of the data have {source.size} examples, not batch_size={batch_size}: "
+            "leave it out"
+        )
+    return source.size
 
 
 def _result(last: TrainState, history: History, data: Any) -> FitResult:
