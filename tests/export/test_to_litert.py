@@ -99,6 +99,68 @@ def test_what_has_no_other_way_is_named(f, named, tmp_path):
     assert "to_onnx" in str(refusal.value)
 
 
+def transposed(pad, lhs=(2, 2), strides=(1, 1), size=3, groups=1):
+    """A convolution of an input with zeros between its entries, its kernel and its input."""
+
+    def f(w, x):
+        return jax.lax.conv_general_dilated(
+            x, w, strides, pad, lhs, dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )  # fmt: skip
+
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(size, size, 4 // groups, 4)).astype(np.float32)
+    return f, w, rng.normal(size=(2, 4, 5, 4)).astype(np.float32)
+
+
+TRANSPOSED = {
+    "same": transposed(((2, 1), (2, 1))),  # of windows of 3 and strides of 2
+    "same, even": transposed(((2, 2), (2, 2)), size=4),
+    "valid": transposed(((2, 2), (2, 2))),
+    "by one axis": transposed(((1, 0), (1, 0)), (2, 1), size=2),
+    "stride beyond the window": transposed(((1, 2), (1, 2)), (3, 3), size=2),
+    "wide": transposed(((4, 3), (5, 3))),
+    "negative": transposed(((-1, 2), (1, 0))),
+    "strided": transposed(((2, 1), (1, 1)), strides=(2, 1)),
+    "depthwise": transposed(((2, 1), (2, 1)), groups=4),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_convolutions_are_cut_from_those_without_padding(name):
+    """The converter writes those alone, and "SAME" of even sizes, at their places."""
+    f, w, x = TRANSPOSED[name]
+    closed = jax.make_jaxpr(f)(w, x)
+    form = lambda x: write(closed, [w, x], lambda v, _: v)[0]  # noqa: E731
+    np.testing.assert_allclose(jax.jit(form)(x), jax.jit(f)(w, x), rtol=1e-5, atol=1e-5)
+    (inner,) = (e for e in jax.make_jaxpr(form)(x).eqns if e.primitive.name.startswith("conv_g"))
+    size, lhs = w.shape[0], inner.params["lhs_dilation"]
+    whole = tuple((size - 1, max(size, stride) - 1) for stride in lhs)
+    assert inner.params["padding"] == (((2, 2), (2, 2)) if name == "same, even" else whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_convolutions_are_written(name, tmp_path):
+    pytest.importorskip("litert_converter")
+    f, w, x = TRANSPOSED[name]
+    file = to_litert(f, (w, x), tmp_path / "net.tflite")
+    (output,) = run(file.path, file, x)
+    np.testing.assert_allclose(output, f(w, x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_windows_of_sixteen_bits_are_pooled(dtype, tmp_path):
+    pytest.importorskip("litert_converter")
+    x = jax.random.normal(jax.random.key(0), (2, 6, 6, 4), dtype)
+    f = lambda w, x: nnx.max_pool(x * w, (2, 2), (2, 2)).astype(jnp.float32)  # noqa: E731
+    args = jnp.asarray(1, dtype), x
+    file = to_litert(f, args, tmp_path / "net.tflite")
+    (output,) = run(file.path, file, np.asarray(x))
+    np.testing.assert_allclose(output, f(*args), rtol=2 * jnp.finfo(dtype).eps)
+
+
 @pytest.mark.slow
 def test_several_arguments_and_results(tmp_path):
     pytest.importorskip("litert_converter")

@@ -78,7 +78,56 @@ def substituted(eqn: core.JaxprEqn, inputs: Sequence[Any], run: Run) -> list[Any
         return [_added(eqn, *inputs)]
     if eqn.primitive is p.gather_p:
         return [_taken(eqn, *inputs)]
+    if eqn.primitive is p.conv_general_dilated_p and max(eqn.params["lhs_dilation"]) > 1:
+        return _transposed_convolution(eqn, *inputs)
+    if eqn.primitive in _WINDOWS and inputs[0].dtype.itemsize < 4:
+        return _pooled_in_float32(eqn, *inputs)
     return None
+
+
+_WINDOWS = p.reduce_window_max_p, p.reduce_window_min_p, p.reduce_window_sum_p
+
+
+def _pooled_in_float32(eqn: core.JaxprEqn, x: Any) -> list[Any] | None:
+    """Pools 16-bit floats in 32 bits: LiteRT's kernels have no windows of others."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return None
+    (pooled,) = core.jax_internals.bind(eqn, x.astype(jnp.float32))
+    return [pooled.astype(x.dtype)]
+
+
+def _transposed_convolution(eqn: core.JaxprEqn, x: Any, kernel: Any) -> list[Any] | None:
+    """Cuts a transposed convolution out of the one that pads nothing ("VALID").
+
+    Of another, unless it is padded alike on both sides ("SAME" for an even sum of kernel and
+    stride), the converter writes results of other sizes and places.
+    """
+    q = eqn.params
+    numbers = q["dimension_numbers"]
+    sizes = [jnp.shape(kernel)[axis] for axis in numbers.rhs_spec[2:]]
+    extents = [(n - 1) * d + 1 for n, d in zip(sizes, q["rhs_dilation"], strict=True)]
+    strides, asked = q["lhs_dilation"], [tuple(map(int, pair)) for pair in q["padding"]]
+    whole = [(n - 1, max(n, stride) - 1) for n, stride in zip(extents, strides, strict=True)]
+    same = [
+        (total // 2,) * 2 if total % 2 == 0 and stride <= n - 1 else None
+        for n, stride in zip(extents, strides, strict=True)
+        for total in [n + stride - 2]
+    ]
+    plain = max(q["window_strides"]) == 1
+    if plain and asked in (whole, same):
+        return None
+    ones = (1,) * len(strides)
+    (result,) = core.jax_internals.bind(eqn, x, kernel, padding=tuple(whole), window_strides=ones)
+    moved = [(0, 0, 0)] * result.ndim
+    for axis, (low, high), (all_low, all_high) in zip(
+        numbers.out_spec[2:], asked, whole, strict=True
+    ):
+        moved[axis] = low - all_low, high - all_high, 0
+    result = jax.lax.pad(result, jnp.zeros((), result.dtype), moved)
+    steps = [1] * result.ndim
+    for axis, stride in zip(numbers.out_spec[2:], q["window_strides"], strict=True):
+        steps[axis] = stride
+    return [jax.lax.slice(result, (0,) * result.ndim, result.shape, steps)]
 
 
 def _taken(eqn: core.JaxprEqn, x: Any, indices: Any) -> Any:
