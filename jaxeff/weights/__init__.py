@@ -27,3 +27,4 @@ from jaxeff.weights._load import LoadedWeights as LoadedWeights
 from jaxeff.weights._load import load_weights as load_weights
 from jaxeff.weights._matching import channels_last_inputs as channels_last_inputs
 from jaxeff.weights._matching import rotary_halves as rotary_halves
+from jaxeff.weights._orbax import save_weights as save_weights

@@ -1,4 +1,4 @@
-"""Tensors of files, by format: safetensors, npz, GGUF and ONNX; files that a package brings.
+"""Tensors of files, by format: safetensors, npz, GGUF, ONNX, Orbax; files that a package brings.
 
 GGUF is what llama.cpp writes; quantized tensors are dequantized to float32. Its header is looked
 through before it is read, whether all it announces is there. The reader of the package `gguf`
@@ -35,6 +35,7 @@ from safetensors import SafetensorError, deserialize
 
 from jaxeff.core import instance_of, path_like, validate
 from jaxeff.store import InflationError, open_regular, read_npz, require_inflatable
+from jaxeff.weights._orbax import OrbaxError, read_orbax
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of numbers
 _STRING, _ARRAY = 8, 9
@@ -339,6 +340,8 @@ def read_tensors(source: Source) -> Tensors:
 def _read_file(path: Path) -> Tensors:
     if not path.exists():
         raise FileNotFoundError(f"there is no file of weights {path}.")
+    if path.is_dir():
+        return _read_folder(path)
     ending = path.suffix.lower()
     if ending in _PICKLES:
         raise WeightsError(
@@ -364,6 +367,21 @@ def _read_file(path: Path) -> Tensors:
         raise WeightsError(f"{path} holds no tensors.")
     arrays = {name: _numbers(name, value) for name, value in arrays.items()}
     return Tensors(arrays, layouts, doubts, str(path))
+
+
+def _read_folder(path: Path) -> Tensors:
+    try:
+        arrays = read_orbax(path)
+    except InflationError as error:
+        raise WeightsError(f"{path} {error}.") from error
+    except OrbaxError as error:
+        raise WeightsError(str(error)) from error
+    # As of files: damage shows in Orbax' own ways.
+    except Exception as error:
+        raise WeightsError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    if not arrays:
+        raise WeightsError(f"{path} holds no arrays.")
+    return Tensors({name: _numbers(name, a) for name, a in arrays.items()}, origin=str(path))
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:

@@ -117,7 +117,7 @@ def load_weights(
 
     Args:
         params: Pytree of arrays, or of `jax.ShapeDtypeStruct`, that says the shapes and dtypes.
-        source: A file (`.safetensors`, `.npz`, `.gguf`, `.onnx`), a sequence of files (shards), or
+        source: A file (`.safetensors`, `.npz`, `.gguf`, `.onnx`), a folder of Orbax, several, or
             a mapping of names to arrays, such as a torch `state_dict` of NumPy arrays.
         rules: What isn't found alone: patterns of parameters to names of tensors, where a `*`
             stands for what the `*` of the pattern matched; or tuples of the name and a function

@@ -394,6 +394,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.load_weights": {"source": {"a": np.ones(2)}, "keep": SITES, "ignore": SITES,
                             "mirrored": SITES},
     "jaxeff.contrib.file_tokens": {"content": b"#!/bin/sh"},
+    "jaxeff.weights.save_weights": {"path": Path("never-written.npz")},
     "jaxeff.weights.packaged_file": {"package": "numpy", "pattern": "*.py"},
     "jaxeff.weights.channels_last_inputs": {"channels": 2},
     "jaxeff.weights.rotary_halves": {"heads": 2},
