@@ -21,7 +21,7 @@ from jaxeff import uncertainty
 from jaxeff.adapters import learner
 
 USUAL, FIRST, TOLD = "as before", "a new word, three times", "the word, told"
-LEARNT, NOISY = "the word, by other speakers", "as before, in noise"
+LEARNT, NOISY = "the word, by other speakers", "watched anew, in noise"
 UNKNOWN = -1
 NANOJOULES = 0.33
 """Of a cycle: 100 uA per MHz at 3.3 V, as the data sheet of an STM32L4 has it (ST DS10198)."""
@@ -80,8 +80,10 @@ def go(
     step: Callable[..., Any], codes: Any, state: Any, heard: list[Heard], core: str
 ) -> Iterator[Row]:
     """Runs the library over all that is heard, each call with the state that JAX has then."""
-    calls, expected, jitted = [], [], jax.jit(step)
+    calls, expected, jitted, first = [], [], jax.jit(step), state
     for one in heard:
+        # An alarm stays; before something else is looked at, the watch begins anew.
+        state = {**state, "watch": first["watch"]} if one.phase == NOISY else state
         labels = one.y if one.phase == TOLD else np.full(len(one.y), UNKNOWN)
         for sound, word in zip(one.audio, labels.astype(np.int32)[:, None], strict=True):
             calls.append([np.asarray(leaf) for leaf in jax.tree.leaves((sound, word, state))])
