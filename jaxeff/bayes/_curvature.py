@@ -58,6 +58,7 @@ from jaxeff.core import bind, kept_program
 from jaxeff.program import Layer, evaluate, plain_rule, trace
 from jaxeff.program.ir import Contraction, Node, run_nodes
 from jaxeff.program.reading import argument_leaves
+from jaxeff.training import Batches, prefetched
 
 MOST = 16_384
 """Weights of a full curvature at most: a gibibyte of float32."""
@@ -239,8 +240,11 @@ class Blocks:
         return tuple(part.sample(k, n, prior) for part, k in pairs)
 
 
-def batches(data: tuple[Any, ...], size: int) -> Iterator[tuple[Any, ...]]:
-    """Splits examples into batches."""
+def batches(data: Any, size: int) -> Iterator[tuple[Any, ...]]:
+    """Splits examples into batches, or gives those of an iterable."""
+    if isinstance(data, Batches):
+        yield from prefetched(data.epoch(0, rest=True))
+        return
     for start in range(0, len(jax.tree.leaves(data)[0]), size):
         rows = slice(start, start + size)
         yield jax.tree.map(lambda leaf: jnp.asarray(leaf[rows]), data)  # noqa: B023
@@ -259,6 +263,21 @@ def _equal_batches(data: tuple[Any, ...], size: int) -> Iterator[tuple[Any, ...]
         if count < size:
             rows = np.minimum(np.arange(start, start + size), examples - 1)
         yield count, *jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data)  # noqa: B023
+
+
+def _keyed_batches(data: Any, labels: "DrawnLabels | None", size: int) -> Iterator[tuple[Any, ...]]:
+    """Gives each example a key for the labels that are drawn, and splits them as `_equal_batches`.
+
+    Batches of an iterable are split one by one.
+    """
+    batched = isinstance(data, Batches)
+    for number, batch in enumerate(data.epoch(0, rest=True) if batched else [data]):
+        examples = len(jax.tree.leaves(batch)[0])
+        keys = None
+        if labels is not None:
+            key = jax.random.fold_in(labels.key, number) if batched else labels.key
+            keys = jax.random.split(key, examples)
+        yield from _equal_batches((*batch, keys), size if batched else min(size, examples))
 
 
 def summed(part: Callable[..., Any], params: Any, parts: Iterator[tuple[Any, ...]]) -> Any:
@@ -317,7 +336,7 @@ class SiteProblem(NamedTuple):
     Attributes:
         f: `f(params, x) -> outputs [batch, ..., outputs]`.
         params: The parameters.
-        data: `(x, targets)`.
+        data: `(x, targets)`, or batches of these.
         weights: The random ones.
         likelihood: Meaning of the outputs.
         size: Examples at a time, at most.
@@ -326,7 +345,7 @@ class SiteProblem(NamedTuple):
 
     f: Callable[..., Any]
     params: Any
-    data: tuple[Any, ...]
+    data: Any
     weights: SiteWeights
     likelihood: Likelihood
     size: int
@@ -342,17 +361,15 @@ def site_precision(structure: str, rank: int, problem: SiteProblem) -> tuple[Blo
     if structure == "lowrank":
         log_likelihood = kept_program(partial(_log_likelihood, f=f, likelihood=likelihood))
         return _low_rank(problem, rank), summed(log_likelihood, params, batches(data, size))
-    examples = len(jax.tree.leaves(data)[0])
     # A slope has a gradient of each example by the weights that are one vector; kernels' factors
     # are of all examples together.
     dimensions = sum(block.shape[0] for block in weights.blocks if block.order is None)
-    size = min(size, examples, max(1, NUMBERS // max(1, dimensions)))
-    keys = None if labels is None else jax.random.split(labels.key, examples)
+    size = min(size, max(1, NUMBERS // max(1, dimensions)))
     part = partial(
         _batch_factors, f=f, weights=weights, likelihood=likelihood, structure=structure,
         draws=0 if labels is None else labels.draws,
     )  # fmt: skip
-    total, log_likelihood = summed(kept_program(part), params, _equal_batches((*data, keys), size))
+    total, log_likelihood = summed(kept_program(part), params, _keyed_batches(data, labels, size))
     # Small matrices of many shapes: on the host none is compiled for.
     factors: Any = jax.tree.map(np.asarray, total)
     if structure == "full":

@@ -80,6 +80,7 @@ from jaxeff.bayes.posteriors import (
 from jaxeff.moment_propagation import Gaussian, JointGaussian
 from jaxeff.program import Program, SpecError, trace
 from jaxeff.program.costs import last_layer
+from jaxeff.training import Batches, or_batches
 from jaxeff.uncertainty import in_batches, probit_logits
 
 LINKS = ("probit", "samples")
@@ -330,7 +331,7 @@ STRUCTURES = ("full", "kron", "diag", "lowrank", "outputs", "last_layer")
 
 
 @core.validate(
-    data=core.supervised_data,
+    data=or_batches(core.supervised_data),
     sites=core.any_of(core.string, core.string_sequence),
     rank=core.static_integer(),
     draws=core.static_integer(),
@@ -340,7 +341,7 @@ def laplace(
     key: PRNGKeyArray,
     f: Callable[..., Any],
     params: Any,
-    data: tuple[Any, ...],
+    data: Any,
     sites: str | Sequence[str] = "*",
     structure: str = "kron",
     *,
@@ -357,7 +358,8 @@ def laplace(
         key: Random key of the labels that are drawn where `draws` says so.
         f: `f(params, x) -> outputs [batch, ..., outputs]`.
         params: Trained parameters.
-        data: `(x, targets)` that they were trained on.
+        data: `(x, targets)` that they were trained on, or batches of these (a loader, an iterator,
+            `jaxeff.training.Batches`): those of epoch 0, once, and many times for "lowrank".
         sites: The sites whose weights are random: a pattern, or several.
         structure: What is kept of the curvature. "full" is all of it, "kron" a Kronecker product
             for each kernel, "diag" the diagonal, "lowrank" the largest eigenvalues; "outputs", of a
@@ -396,11 +398,17 @@ def laplace(
         )
     core.check_choice("laplace: structure", structure, STRUCTURES)
     require_one_output("laplace", likelihood)
-    if len(data) != 2:
+    source = Batches.of(data)
+    sample = data if source is None else source.first
+    if source is not None:
+        core.supervised_data("laplace: data", sample)
+        batch_size = source.size
+    if len(sample) != 2:
         raise ValueError("laplace: data must be (x, targets), of a function with one input")
     if prior_precision is not None:
         core.check_number("laplace: prior_precision", prior_precision, above=0)
-    first = jax.tree.map(lambda leaf: jnp.asarray(leaf[:batch_size]), data)
+    data = source or data
+    first = jax.tree.map(lambda leaf: jnp.asarray(leaf[:batch_size]), sample)
     weights = _weights(f, params, first[0], sites, structure, likelihood, only)
     check_targets(f, params, first, likelihood)
     structure = "full" if structure == "last_layer" else structure
@@ -480,7 +488,7 @@ def _last_precision(
     structure: str,
     f: Callable[..., Any],
     params: Any,
-    data: tuple[Any, ...],
+    data: Any,
     weights: LastWeights,
     likelihood: Likelihood,
     size: int,

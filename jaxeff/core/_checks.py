@@ -314,6 +314,7 @@ INPUTS: Mapping[str, Callable[[Any], tuple[Any, Any]]] = {
 
 
 def _inputs_and_targets(value: Any) -> tuple[Any, Any]:
+    value = getattr(value, "first", value)  # of batches
     if not isinstance(value, tuple | list):  # an iterator, which looking would use up
         raise TypeError("data are no parts")
     return tuple(value[:-1]), value[-1]

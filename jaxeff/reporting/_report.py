@@ -38,6 +38,7 @@ from jaxeff.program import cost, trace
 from jaxeff.pruning import Plan, Prune, masked, prune_plan, pruned
 from jaxeff.reporting._page import Report, as_json, versions
 from jaxeff.store import Journal, describe_arrays, describe_computation, run_identity
+from jaxeff.training import Batches, or_batches
 
 BATCH = 250
 """Inputs that are evaluated at once."""
@@ -366,7 +367,7 @@ class Deployed(Protocol):
 @core.validate(
     f=core.pure_function,
     params=core.input_batch,
-    data=core.labelled_data,
+    data=or_batches(core.labelled_data),
     key=core.single_key,
     title=core.string,
     about=core.string_mapping,
@@ -380,7 +381,7 @@ def report(
     key: PRNGKeyArray,
     f: Callable[..., Any],
     params: Any,
-    data: tuple[Any, Any],
+    data: Any,
     *,
     outside: Any = None,
     bundle: Deployed | None = None,
@@ -414,7 +415,8 @@ def report(
         f: A classifier `f(params, x) -> logits`.
         params: The parameters of `f`; of a posterior, `Gaussian` leaves, whose means are used where
             numbers are wanted.
-        data: Inputs and labels that were not trained on.
+        data: Inputs and labels that were not trained on; batches of them (a loader, an iterator,
+            `jaxeff.training.Batches`) are read into memory first.
         outside: Inputs out of domain, or a pair of inputs and labels.
         bundle: The deployed model, for the section of its target.
         title: Title of the page.
@@ -435,6 +437,9 @@ def report(
         ValueError: An unknown section, or data that don't fit each other.
         CheckpointError: The folder holds sections of another model, data or settings.
     """
+    if (source := Batches.of(data)) is not None:
+        data = source.gathered()
+        core.labelled_data("report: data", data)
     for share in shares:
         core.check_number("report: shares", share, low=0, below=1)
     chosen = tuple(SECTIONS) + ("target",) * (bundle is not None)

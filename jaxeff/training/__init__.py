@@ -10,6 +10,7 @@ from jaxeff.store import load_metadata as load_metadata
 from jaxeff.store import load_pytree as load_pytree
 from jaxeff.store import save_pytree as save_pytree
 from jaxeff.training._batches import Batches as Batches
+from jaxeff.training._batches import identify as identify
 from jaxeff.training._batches import or_batches as or_batches
 from jaxeff.training._batches import prefetched as prefetched
 from jaxeff.training._canonical import canonical_convolutions as canonical_convolutions

@@ -1,24 +1,25 @@
 """Data that come batch by batch, from any iterable, in the place of arrays: `Batches`.
 
 ```python
+import jax
 import numpy as np
 
 from jaxeff import core
-from jaxeff.core import library_of
-from jaxeff.training import or_batches, prefetched
+from jaxeff.training import Batches, identify, or_batches, prefetched
 
 check = or_batches(core.aligned_arrays)                  # of the data of a function of yours
 check("train: data", iter([]))                           # an iterator passes
-sums = [x.sum() for x in prefetched([np.ones(3), np.ones(3)])]  # on the device
+key, data = jax.random.key(0), Batches([np.ones(3)] * 2, name="ones")
+assert identify(key, data, {}, {})["data's name"] == "ones"  # as run_identity says it of arrays
+sums = [x.sum() for x in prefetched(data.epoch(0))]      # on the device
 assert sums == [3, 3]
 ```
 
 Sharp edges:
-    Its batches have one shape, that of the first: an update is compiled once. A last batch of fewer
-    examples is left out of an epoch of training, as that of arrays is; elsewhere a batch of another
-    shape is an error.
-    Nothing is hashed. A checkpoint knows the data by the name that the caller gives them.
-    NaN and labels are looked for in the first batch alone.
+    Batches have one shape, that of the first: an update is compiled once. A last batch of fewer
+    examples is left out of an epoch of training, as that of arrays is.
+    A checkpoint knows the data by their name alone; NaN and labels are looked for in the first
+    batch.
 """
 
 import itertools
@@ -29,7 +30,7 @@ from typing import Any, Optional
 import jax
 import numpy as np
 
-from jaxeff import core
+from jaxeff import core, store
 from jaxeff.core import library_of
 
 AHEAD = 2
@@ -130,7 +131,7 @@ class Batches:
                 batch = next(batches)
             except StopIteration:
                 raise self._ended(0) from None
-            self._first = _copied(batch)
+            self._first = self.arrays(batch)
             core.aligned_arrays("Batches: a batch", self._first)
             self._opened = itertools.chain([batch], batches)
         return self._first
@@ -139,6 +140,11 @@ class Batches:
     def size(self) -> int:
         """Examples of a batch."""
         return len(jax.tree.leaves(self.first)[0])
+
+    def gathered(self) -> Any:
+        """Reads an epoch into arrays of the host, for what goes over its data many times."""
+        batches = list(self.epoch(0, rest=True))
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
     def epoch(self, index: int, *, rest: bool = False) -> Iterator[Any]:
         """Gives the batches of an epoch, in memory of the host.
@@ -165,7 +171,7 @@ class Batches:
                     f"Batches: batch {count - 1} of epoch {index} has fewer examples than the "
                     f"first one's {self.size}, which only the last may: leave it out"
                 )
-            batch = _copied(batch)
+            batch = self.arrays(batch)
             shorter = self._is_shorter(batch)
             if not shorter and _described(batch) != expected:
                 raise ValueError(
@@ -179,6 +185,11 @@ class Batches:
             raise self._ended(index, count)
         if self.once:
             self._opened, self._epoch = batches, index + 1
+
+    @staticmethod
+    def arrays(batch: Any) -> Any:
+        """Copies a batch into arrays of NumPy; what is JAX's stays where it lies."""
+        return jax.tree.map(_host_array, tuple(batch) if type(batch) is list else batch)
 
     def identity(self) -> dict[str, Any]:
         """Describes the data for `jaxeff.store.run_identity`, as one of its ``parts``.
@@ -258,6 +269,15 @@ def or_batches(check: core.Check) -> core.Check:
     return core.unless(gives_batches, check)
 
 
+def identify(
+    key: jax.Array, data: Any, settings: Mapping[str, Any] | None, parts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Describes a run as `jaxeff.store.run_identity` does, one on batches by their name."""
+    if isinstance(data, Batches):
+        return store.run_identity(key, (), settings, {**data.identity(), **parts})
+    return store.run_identity(key, data, settings, parts)
+
+
 def prefetched(
     batches: Iterable[Any], place: Callable[[Any], Any] = jax.device_put
 ) -> Iterator[Any]:
@@ -282,11 +302,6 @@ def _length(source: Any) -> int | None:
         return len(source)
     except TypeError:
         return None
-
-
-def _copied(batch: Any) -> Any:
-    """Copies a batch into arrays of NumPy; what is JAX's stays where it lies."""
-    return jax.tree.map(_host_array, tuple(batch) if type(batch) is list else batch)
 
 
 def _host_array(leaf: Any) -> Any:

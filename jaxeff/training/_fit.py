@@ -62,7 +62,7 @@ import numpy as np
 import optax
 
 from jaxeff import core, store
-from jaxeff.training._batches import Batches, or_batches
+from jaxeff.training._batches import Batches, identify, or_batches
 from jaxeff.training._epoch import (
     FORMS,
     BatchedEpoch,
@@ -261,15 +261,6 @@ def _placed(key: jax.Array, start: TrainState, data: Any) -> tuple[jax.Array, Tr
         data = data if batched else shards.spread(data)
         key, start = shards.replicated((key, jax.tree.map(jnp.asarray, start)))
     return key, start, data
-
-
-def identify(
-    key: jax.Array, data: Any, settings: Mapping[str, Any] | None, parts: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Describes a run as `jaxeff.store.run_identity` does, one on batches by their name."""
-    if isinstance(data, Batches):
-        return store.run_identity(key, (), settings, {**data.identity(), **parts})
-    return store.run_identity(key, data, settings, parts)
 
 
 def _update_of(epoch: Epoch) -> Callable[..., Any]:

@@ -48,6 +48,7 @@ LEFT_OUT: dict[str, str] = {
     "jaxeff.store.read_npz": "for the library's own packages",
     "jaxeff.store.require_inflatable": "for the library's own packages",
     "jaxeff.store.require_member": "for the library's own packages",
+    "jaxeff.training.identify": "for the library's own packages",
     "jaxeff.training.or_batches": "for the library's own packages",
     "jaxeff.training.prefetched": "for loops of one's own: any iterable",
     "jaxeff.training.normalized_call": "for the library's own packages",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxeff.compression import Int, calibrate, fake_quantize, quantized
+from jaxeff.training import Batches
 
 BATCHES = [jax.random.normal(jax.random.key(i), (6, 5)) * (i + 1) for i in range(3)]
 
@@ -140,3 +141,11 @@ def test_mistakes_are_named():
 
     with pytest.raises(ValueError, match="never reached"):
         calibrate(never, PARAMS, BATCHES, {"fc1": Int(8, symmetric=False)})
+
+
+def test_loaders_and_batches_are_taken_as_lists_are():
+    listed = calibrate(net, PARAMS, BATCHES, {"*": Int(8)}).spec
+    of_loader = ([np.asarray(batch)] for batch in BATCHES)  # as PyTorch's give arguments
+    for batches in (of_loader, Batches(BATCHES)):
+        spec = calibrate(net, PARAMS, batches, {"*": Int(8)}).spec
+        assert [s.range for s in spec.values()] == [s.range for s in listed.values()]

@@ -112,6 +112,18 @@ def test_what_does_not_apply_says_why(model):
         jaxeff.report(jax.random.key(0), f, params, data, sections=("nosie",))
 
 
+def test_batches_are_read_into_arrays(model):
+    f, params, _, (x, y), _ = model
+    batches = ([x[i : i + 50], y[i : i + 50]] for i in range(0, 120, 50))  # the last has 20
+    sections = {"sections": ("predictions",)}
+    read = jaxeff.report(jax.random.key(0), f, params, batches, **sections)
+    arrays = jaxeff.report(jax.random.key(0), f, params, (x, y), **sections)
+    assert read.sections == arrays.sections
+    assert read.facts == arrays.facts
+    with pytest.raises(TypeError, match="report: data must be a pair"):
+        jaxeff.report(jax.random.key(0), f, params, iter([x]))
+
+
 def test_what_was_measured_before_a_kill_is_kept(model, tmp_path, monkeypatch):
     f, params, _, data, _ = model
     arguments = {"sections": ("layers", "predictions"), "folder": tmp_path, "title": "kept"}

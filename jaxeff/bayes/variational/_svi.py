@@ -57,7 +57,6 @@ from jaxeff.bayes import posteriors
 from jaxeff.bayes.posteriors import prior_scales
 from jaxeff.bayes.variational._guides import CorrelatedPosterior, Guide, MeanField, resolve_guide
 from jaxeff.moment_propagation import calibrate_moments, is_gaussian
-from jaxeff.store import run_identity
 from jaxeff.training import RunOptions, TrainState, describe_training, make_epoch, run_epochs
 
 Loss = Callable[[Any, Any], Float[Array, ""]]
@@ -201,7 +200,7 @@ def train(
     f: Callable[..., Any],
     params: Any,
     stds: dict[str, Any],
-    data: tuple[Any, ...],
+    data: Any,
     of_outputs: Loss,
     *,
     likelihood: posteriors.Likelihood,
@@ -224,7 +223,7 @@ def train(
         f: ``f(params, *inputs) -> outputs``.
         params: Parameters at which the posterior means start.
         stds: Standard deviations to start with, by path.
-        data: ``(*inputs, targets)``.
+        data: ``(*inputs, targets)``, or `jaxeff.training.Batches` of them.
         of_outputs: Loss of the outputs.
         likelihood: Meaning of the outputs.
         guide: The guide.
@@ -243,7 +242,10 @@ def train(
         The posterior and the history of the training.
     """
     core.check_count("particles", particles)
-    examples = len(jax.tree.leaves(data)[0])
+    source = data if isinstance(data, training.Batches) else None
+    sample = data if source is None else source.first
+    examples = len(jax.tree.leaves(data)[0]) if source is None else _examples(source)
+    batch_size = batch_size if source is None else source.size
     steps = epochs * (examples // max(batch_size, 1))
     # Annealed from zero: a full KL term pulls an untrained network to the prior before it fits.
     schedule = kl if callable(kl) else optax.linear_schedule(0.0, kl, max(steps, 1))
@@ -267,8 +269,8 @@ def train(
             # A schedule is known by its values at nine points of the run.
             "kl": [float(schedule(step)) for step in np.linspace(0, steps, 9).astype(int)],
         }
-        parts = describe_training(key, loss, optimizer, start, data, batch_size)
-        identity = run_identity(key, data, described, parts)
+        parts = describe_training(key, loss, optimizer, start, sample, batch_size)
+        identity = training.identify(key, data, described, parts)
 
     def result(last: TrainState, history: list[dict[str, Any]]) -> SVIResult:
         posterior = guide.posterior(last.params, scales)
@@ -280,7 +282,7 @@ def train(
         return result(
             *run_epochs(
                 key,
-                make_epoch(loss, optimizer, batch_size, core.Shards.of(data)),
+                make_epoch(loss, optimizer, None if source else batch_size, core.Shards.of(sample)),
                 start,
                 data,
                 epochs=epochs,
@@ -293,6 +295,16 @@ def train(
     except core.InterruptedRun as error:
         error.result = error.result and result(*error.result)
         raise
+
+
+def _examples(source: training.Batches) -> int:
+    """Counts the examples of an epoch, which the weight of the KL term depends on."""
+    if source.length is None:
+        raise ValueError(
+            "svi: the KL term's share of a batch depends on how many batches there are, which is "
+            "unknown: give training.Batches(data, length=...)"
+        )
+    return source.length * source.size
 
 
 MARGIN = 0.05
@@ -352,7 +364,7 @@ def warn_if_collapsed(record: Mapping[str, Any], guess: float | None, size: int)
 @core.validate(
     kl=core.any_of(core.function_of_form("kl(step)"), core.non_negative),
     params=core.posterior_like,
-    data=core.supervised_data,
+    data=training.or_batches(core.supervised_data),
     init_scale=core.positive,
     particles=core.static_integer(),
     eval_fn=core.function_of_form("eval_fn(posterior)"),
@@ -363,7 +375,7 @@ def svi(
     key: jax.Array,
     f: Callable[..., Any],
     params: Any,
-    data: tuple[Any, ...],
+    data: Any,
     *,
     epochs: int,
     batch_size: int = 100,
@@ -388,9 +400,11 @@ def svi(
             ones otherwise (the thesis starts them all at 0.08). Those without a prior are trained
             as they are. Or any posterior: means and standard deviations then start at its; from a
             sampler's draws take `around_best_draw`.
-        data: ``(*inputs, targets)``: arrays (or pytrees) with a common first axis of examples.
+        data: ``(*inputs, targets)``: arrays (or pytrees) with a common first axis of examples. Or
+            batches of these, as for `jaxeff.training.fit`, of a known length.
         epochs: Passes over the data, including those before a resume.
-        batch_size: Examples per step; an incomplete last batch is left out of the epoch.
+        batch_size: Examples per step; an incomplete last batch is left out of the epoch. Batches
+            have a size by themselves.
         likelihood: ``"categorical"`` (outputs are logits, targets integer classes), ``"gaussian"``
             (outputs are mean and log-variance), or a function from the outputs to a NumPyro
             distribution of the targets, such as ``lambda mean: dist.Normal(mean, 0.1)``. Where
@@ -435,14 +449,20 @@ def svi(
             and predicts no better than a guess.
     """
     likelihood = posteriors.hashable_likelihood(likelihood)
-    if (shards := core.Shards.of(data)) is not None:
-        data, (key, params) = shards.spread(data), shards.replicated((key, params))
+    source = training.Batches.of(data)
+    sample = data if source is None else source.first
+    if source is not None:
+        core.supervised_data("svi: data", sample)
+        batch_size = source.size
+    if (shards := core.Shards.of(sample)) is not None:
+        sample, (key, params) = shards.spread(sample), shards.replicated((key, params))
     # One batch, whose shapes tell fan-ins.
-    inputs = jax.tree.map(lambda leaf: leaf[: max(batch_size, 1)], tuple(data[:-1]))
+    inputs = jax.tree.map(lambda leaf: leaf[: max(batch_size, 1)], tuple(sample[:-1]))
     params, scales, stds = start_from(params, prior, init_scale, f, inputs)
-    posteriors.check_data(params, data)
-    if len(jax.tree.leaves(data)[0]) >= batch_size > 0:  # otherwise `run_epochs` says what is wrong
-        posteriors.check_likelihood(f, params, data, likelihood, batch_size)
+    posteriors.check_data(params, sample)
+    # Otherwise `run_epochs` says what is wrong.
+    if len(jax.tree.leaves(sample)[0]) >= batch_size > 0:
+        posteriors.check_likelihood(f, params, sample, likelihood, batch_size)
     guide = resolve_guide(guide)
     if calibrate is not None and not isinstance(guide, MeanField):
         raise ValueError(
@@ -451,7 +471,7 @@ def svi(
             "f, result.posterior, x) for moments, and result.posterior for draws"
         )
     size = sum(std.size for std in stds.values())
-    guess = guess_nll(likelihood, data[-1])
+    guess = guess_nll(likelihood, sample[-1])
 
     def on_epoch(epoch: int, _: Any, record: dict[str, Any]) -> None:
         # Halfway too, while there is time to start again.
@@ -463,7 +483,7 @@ def svi(
         f,
         params,
         stds,
-        data,
+        source or sample,
         mean_nll(likelihood),
         likelihood=likelihood,
         guide=guide,

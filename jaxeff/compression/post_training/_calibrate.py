@@ -43,6 +43,7 @@ from jaxeff.program import (
     resolve,
     trace,
 )
+from jaxeff.training import Batches
 
 Measured = Int | Uniform | LayerQuantization
 _OpenRanges = list[tuple[Any, Tensor, Any, int]]
@@ -85,8 +86,9 @@ def calibrate(
         f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
         batches: A batch, `args` as a tuple or the only one of them; or a list of batches, of one
-            shape each, or an iterator. A list or dict that is an argument itself, as of Keras's
-            models of several inputs, goes into a tuple: `([a, b],)`.
+            shape each, or an iterator, a loader, `jaxeff.training.Batches`. A list or dict that is
+            an argument itself, as of Keras's models of several inputs, goes into a tuple:
+            `([a, b],)`.
         spec: Maps patterns of sites to `Int`, `Uniform` or `LayerQuantization` settings.
         method: "minmax" takes the smallest and largest value seen. "percentile" takes a percentile
             and its counterpart in every batch, averaged over batches, so that outliers are clamped.
@@ -231,10 +233,13 @@ def ptq(
 
 def as_batches(where: str, batches: Any) -> Iterable[Any]:
     """Returns batches one by one: those of a list or an iterator, or one alone."""
+    if isinstance(batches, Batches):
+        return batches.epoch(0, rest=True)
     alone = isinstance(batches, tuple | Mapping) or hasattr(batches, "dtype")
     batches = [batches] if alone else batches
     core.input_batches(where, batches)
-    return batches  # type: ignore[no-any-return]
+    # A loader may give tensors of PyTorch, and its arguments as a list.
+    return batches if isinstance(batches, list) else map(Batches.arrays, batches)
 
 
 def _run(
