@@ -265,10 +265,9 @@ class BatchedEpoch:
     ) -> tuple[TrainState, Metrics]:
         """Makes an update of each batch."""
         _, loss_key = jax.random.split(key)
-        place = jax.device_put if self.shards is None else self.shards.spread
         running: deque[Metrics] = deque()
         rows: list[Metrics] = []
-        for index, batch in enumerate(prefetched(data, place)):
+        for index, batch in enumerate(prefetched(data, _placing(self.shards))):
             carry, metrics = self.step(carry, loss_key, np.uint32(index), batch)
             running.append(metrics)
             # Waits for an update before the last ones: batches would pile up on the device.
@@ -278,6 +277,10 @@ class BatchedEpoch:
         if not rows:
             raise ValueError("an epoch needs a batch, but there is none.")
         return carry, {name: np.mean([row[name] for row in rows], axis=0) for name in rows[0]}
+
+
+def _placing(shards: Shards | None) -> Callable[[Any], Any]:
+    return jax.device_put if shards is None else shards.spread
 
 
 def _step(update: Any, carry: TrainState, key: Any, index: Any, batch: Any) -> Any:
@@ -446,7 +449,8 @@ def _batches_to_average(key: Any, data: Any, batch_size: int) -> Iterable[tuple[
                 stacklevel=4,
             )
             return None
-        batches = itertools.islice(prefetched(data.epoch(0)), most)
+        placing = _placing(Shards.of(data.first))
+        batches = itertools.islice(prefetched(data.epoch(0), placing), most)
         return zip(batches, jax.random.split(loss_key, most), strict=False)
     count = count_examples(data)
     steps = min(count // batch_size, most)

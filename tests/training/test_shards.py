@@ -88,6 +88,23 @@ ends = training.fit(
 )
 same(ends.state["mean"], x.mean(0))
 
+# Batches of an iterable, cut by it.
+halves = [(x[i : i + 32], y[i : i + 32]) for i in (0, 32)]
+batches = training.Batches(halves)
+for mesh in (plain, typed):
+    parts = [jax.device_put(half, NamedSharding(mesh, P("data"))) for half in halves]
+    split = training.Batches([(images, np.asarray(labels)) for images, labels in parts])
+    together = fitted(split, batch_size=None)
+    same(together.params, fitted(batches, batch_size=None).params)
+    assert all(len(w.sharding.device_set) == 8 for w in jax.tree.leaves(together.params))
+    ends = training.fit(
+        key, training.cross_entropy(counted, mutable=True), params, split, optimizer=adam,
+        epochs=1, state={"mean": jnp.zeros(12)}, progress=False,
+    )
+    same(ends.state["mean"], x.mean(0))
+svi = lambda data: bayes.svi(key, f, params, data, epochs=1, progress=False)
+same(svi(split).posterior, svi(batches).posterior)
+
 svi = lambda data: bayes.svi(key, f, params, data, epochs=2, batch_size=count, progress=False)
 same(svi(cut(plain)).posterior, svi((x, y)).posterior)
 
