@@ -29,6 +29,7 @@ WORDS = {
     "guides/engines.md": "tflite litert onnx onnxruntime ethos-u npu vela",
     "guides/weights.md": "safetensors gguf checkpoint npz",
     "guides/decisions.md": "conformal abstain reject unknown threshold drift monitor",
+    "guides/perception.md": "object detection segmentation fomo yolo unet nms iou bounding boxes",
     "guides/noise.md": "robustness noise analog accuracy",
     "guides/training.md": "custom loss multi-task batchnorm dropout metric",
     "guides/report.md": "model card analyze validate profile latency",

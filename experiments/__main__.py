@@ -48,6 +48,7 @@ MODULES = (
     "beyond.moment_variances",
     "beyond.out_of_domain",
     "beyond.peers",
+    "beyond.perception",
     "beyond.photonic_attention",
     "beyond.policies",
     "beyond.pretrained",

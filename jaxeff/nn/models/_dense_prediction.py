@@ -29,6 +29,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxeff import core
 
+WIDE = nnx.initializers.he_normal()
+"""Keeps variances behind ReLU as they are: He et al. 2015, arXiv 1502.01852, equation 10."""
 CELL = 8
 """Pixels along each side of a cell: three convolutions of stride 2."""
 
@@ -68,7 +70,7 @@ class CellDetector(nnx.Module):
         # The fourth convolution lets a cell see objects of three cells, at a step of one.
         for i, (inner, outer) in enumerate(zip((in_channels, *widths[:3]), widths, strict=True), 1):
             strides = 1 if i == 4 else 2
-            layer = nnx.Conv(inner, outer, (3, 3), strides=strides, rngs=rngs)
+            layer = nnx.Conv(inner, outer, (3, 3), strides, kernel_init=WIDE, rngs=rngs)
             setattr(self, f"conv{i}", layer)
         self.head = nnx.Conv(widths[3], 1 + num_classes, (1, 1), rngs=rngs)
         self.corners = nnx.Conv(widths[3], 4, (1, 1), rngs=rngs) if boxes else None
@@ -161,13 +163,13 @@ class UNet(nnx.Module):
         if len(widths) != 3:
             raise ValueError(f"UNet: widths must be three numbers, not {tuple(widths)}")
         fine, middle, coarse = widths
-        self.down1 = nnx.Conv(in_channels, fine, (3, 3), rngs=rngs)
-        self.down2 = nnx.Conv(fine, middle, (3, 3), rngs=rngs)
-        self.deep = nnx.Conv(middle, coarse, (3, 3), rngs=rngs)
+        self.down1 = nnx.Conv(in_channels, fine, (3, 3), kernel_init=WIDE, rngs=rngs)
+        self.down2 = nnx.Conv(fine, middle, (3, 3), kernel_init=WIDE, rngs=rngs)
+        self.deep = nnx.Conv(middle, coarse, (3, 3), kernel_init=WIDE, rngs=rngs)
         self.up2 = nnx.ConvTranspose(coarse, middle, (2, 2), strides=(2, 2), rngs=rngs)
-        self.join2 = nnx.Conv(2 * middle, middle, (3, 3), rngs=rngs)
+        self.join2 = nnx.Conv(2 * middle, middle, (3, 3), kernel_init=WIDE, rngs=rngs)
         self.up1 = nnx.ConvTranspose(middle, fine, (2, 2), strides=(2, 2), rngs=rngs)
-        self.join1 = nnx.Conv(2 * fine, fine, (3, 3), rngs=rngs)
+        self.join1 = nnx.Conv(2 * fine, fine, (3, 3), kernel_init=WIDE, rngs=rngs)
         self.head = nnx.Conv(fine, num_classes, (1, 1), rngs=rngs)
 
     def __call__(
