@@ -220,13 +220,13 @@ def label_loss(
     each = each * valid_labels(known, logits).astype(each.dtype)
     if weights is None and ignored is None:
         return each.mean()
-    share = _counted(labels, ignored).astype(each.dtype)
+    share = _countable(labels, ignored).astype(each.dtype)
     if weights is not None:
         share = share * jnp.asarray(weights, each.dtype)[known]
     return (each * share).sum() / jnp.maximum(share.sum(), jnp.finfo(each.dtype).tiny)
 
 
-def _counted(labels: Any, ignored: int | None) -> jax.Array:
+def _countable(labels: Any, ignored: int | None) -> jax.Array:
     return jnp.ones(jnp.shape(labels), bool) if ignored is None else labels != ignored
 
 
@@ -277,7 +277,7 @@ def cross_entropy(
         accuracy = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
         if ignored is not None:
             # What is ignored is never right; a batch of nothing else has an accuracy of zero.
-            accuracy = accuracy / jnp.maximum(jnp.mean(_counted(labels, ignored)), 1e-9)
+            accuracy = accuracy / jnp.maximum(jnp.mean(_countable(labels, ignored)), 1e-9)
         return value, ({"accuracy": accuracy}, state)
 
     return LabelledLoss(loss, lambda *args: call(*args)[0], ignored)
