@@ -89,7 +89,7 @@ def test_loops_and_sums_of_segments_are_written_in_another_way(f, tmp_path):
     [
         (lambda w, x: jax.lax.scan(lambda h, _: (h @ w, None), x, length=200)[0], "200 steps"),
         (lambda w, x: jax.lax.while_loop(lambda h: h.sum() < 9, lambda h: h @ w, x), "`while`"),
-        (lambda w, x: x.at[jnp.arange(3), jnp.arange(3)].add(w[0]), "whole rows"),
+        (lambda w, x: x.at[jnp.arange(3), jnp.arange(3)].add(w[0]), "unpadded rows"),
     ],
 )
 def test_what_has_no_other_way_is_named(f, named, tmp_path):
@@ -135,8 +135,8 @@ def test_transposed_convolutions_are_cut_from_those_without_padding(name):
     np.testing.assert_allclose(jax.jit(form)(x), jax.jit(f)(w, x), rtol=1e-5, atol=1e-5)
     (inner,) = (e for e in jax.make_jaxpr(form)(x).eqns if e.primitive.name.startswith("conv_g"))
     size, lhs = w.shape[0], inner.params["lhs_dilation"]
-    whole = tuple((size - 1, max(size, stride) - 1) for stride in lhs)
-    assert inner.params["padding"] == (((2, 2), (2, 2)) if name == "same, even" else whole)
+    unpadded = tuple((size - 1, max(size, stride) - 1) for stride in lhs)
+    assert inner.params["padding"] == (((2, 2), (2, 2)) if name == "same, even" else unpadded)
 
 
 @pytest.mark.slow

@@ -107,20 +107,22 @@ def _transposed_convolution(eqn: core.JaxprEqn, x: Any, kernel: Any) -> list[Any
     sizes = [jnp.shape(kernel)[axis] for axis in numbers.rhs_spec[2:]]
     extents = [(n - 1) * d + 1 for n, d in zip(sizes, q["rhs_dilation"], strict=True)]
     strides, asked = q["lhs_dilation"], [tuple(map(int, pair)) for pair in q["padding"]]
-    whole = [(n - 1, max(n, stride) - 1) for n, stride in zip(extents, strides, strict=True)]
+    unpadded = [(n - 1, max(n, stride) - 1) for n, stride in zip(extents, strides, strict=True)]
     same = [
         (total // 2,) * 2 if total % 2 == 0 and stride <= n - 1 else None
         for n, stride in zip(extents, strides, strict=True)
         for total in [n + stride - 2]
     ]
     plain = max(q["window_strides"]) == 1
-    if plain and asked in (whole, same):
+    if plain and asked in (unpadded, same):
         return None
     ones = (1,) * len(strides)
-    (result,) = core.jax_internals.bind(eqn, x, kernel, padding=tuple(whole), window_strides=ones)
+    (result,) = core.jax_internals.bind(
+        eqn, x, kernel, padding=tuple(unpadded), window_strides=ones
+    )
     moved = [(0, 0, 0)] * result.ndim
     for axis, (low, high), (all_low, all_high) in zip(
-        numbers.out_spec[2:], asked, whole, strict=True
+        numbers.out_spec[2:], asked, unpadded, strict=True
     ):
         moved[axis] = low - all_low, high - all_high, 0
     result = jax.lax.pad(result, jnp.zeros((), result.dtype), moved)
