@@ -89,7 +89,7 @@ def test_loops_and_sums_of_segments_are_written_in_another_way(f, tmp_path):
     [
         (lambda w, x: jax.lax.scan(lambda h, _: (h @ w, None), x, length=200)[0], "200 steps"),
         (lambda w, x: jax.lax.while_loop(lambda h: h.sum() < 9, lambda h: h @ w, x), "`while`"),
-        (lambda w, x: x.at[jnp.arange(3), jnp.arange(3)].add(w[0]), "unpadded rows"),
+        (lambda w, x: x.at[jnp.arange(3), jnp.arange(3)].add(w[0]), "whole rows"),
     ],
 )
 def test_what_has_no_other_way_is_named(f, named, tmp_path):
