@@ -99,18 +99,19 @@ def scenes(run: Run[Settings], seed: int, slots: int = 2) -> tuple[Scenes, Scene
     learnt = digits.train_images[..., 0], digits.train_labels
     unseen = digits.test_images[..., 0], digits.test_labels
     half = len(unseen[0]) // 2
-    held, tested = ([each[part] for each in unseen] for part in (np.s_[:half], np.s_[half:]))
+    images, labels = unseen
     return (
         compose(rng, *learnt, count, slots),
-        compose(rng, *held, count // 4, slots),
-        compose(rng, *tested, count // 4, slots),
+        compose(rng, images[:half], labels[:half], count // 4, slots),
+        compose(rng, images[half:], labels[half:], count // 4, slots),
     )
 
 
 @jax.jit
 def cells(some: Scenes) -> Any:
     """What cells should say."""
-    shape = tuple(side // 8 for side in some.images.shape[1:3])
+    height, width = some.images.shape[1:3]
+    shape = height // 8, width // 8
     return jax.vmap(lambda b, k: nn.cell_targets(b, k, shape))(some.boxes, some.kinds)
 
 
@@ -200,9 +201,10 @@ def judge(told: u.Detections, boxes: jax.Array, kinds: jax.Array) -> Judged:
 
     hits = jax.vmap(of_image)(told, boxes, kinds)
     truths = jnp.bincount(jnp.where(kinds < 0, CLASSES, kinds).ravel(), length=CLASSES + 1)[:-1]
-    return Judged(
-        *(each.ravel() for each in (told.scores, told.variance, told.classes, hits)), truths
+    scores, variance, classes, right = (
+        each.ravel() for each in (told.scores, told.variance, told.classes, hits)
     )
+    return Judged(scores, variance, classes, right, truths)
 
 
 @jax.jit
