@@ -217,7 +217,9 @@ def make_epoch(
 
     update = _update(loss, optimizer)
     if batch_size is None:
-        return BatchedEpoch(update, kept_program(functools.partial(_step, update)), shards)
+        return BatchedEpoch(
+            update, kept_program(functools.partial(_numbered_update, update)), shards
+        )
 
     def epoch(carry: TrainState, key: Key[Array, ""], data: Any) -> tuple[TrainState, Metrics]:
         n = count_examples(data)
@@ -283,7 +285,7 @@ def _placing(shards: Shards | None) -> Callable[[Any], Any]:
     return jax.device_put if shards is None else shards.spread
 
 
-def _step(update: Any, carry: TrainState, key: Any, index: Any, batch: Any) -> Any:
+def _numbered_update(update: Any, carry: TrainState, key: Any, index: Any, batch: Any) -> Any:
     # The key that `split` gives in the scan over arrays, of any number of updates.
     return update(carry, jax.random.fold_in(key, index), batch)
 

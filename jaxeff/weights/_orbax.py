@@ -53,7 +53,7 @@ def read_orbax(path: Path) -> dict[str, np.ndarray]:
         # As NumPy's: the devices that an array was on when it was written may not be here.
         plain = [ocp.RestoreArgs(restore_type=np.ndarray)] * len(listed)
         tree = reader.restore(folder.absolute(), restore_args=jax.tree.unflatten(structure, plain))
-    arrays = _named(tree)
+    arrays = _by_path(tree)
     # An `nnx.State` is written with a level below each variable.
     for level in ("/value", "/raw_value"):
         if all(name.endswith(level) for name in arrays):
@@ -61,7 +61,7 @@ def read_orbax(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _named(tree: Any) -> dict[str, np.ndarray]:
+def _by_path(tree: Any) -> dict[str, np.ndarray]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
     return {name(path): np.asarray(leaf) for path, leaf in leaves}
@@ -112,7 +112,7 @@ def save_weights(params: Any, path: str | os.PathLike[str]) -> Path:
     ```
     """
     path = Path(path)
-    arrays = _named(params)
+    arrays = _by_path(params)
     ending = path.suffix.lower()
     if ending == ".safetensors":
         write_atomically(path, save({name: jnp.asarray(a) for name, a in arrays.items()}))

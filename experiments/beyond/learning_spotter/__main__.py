@@ -71,8 +71,8 @@ class Settings:
 def read(settings: Settings) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """Reads sound, labels and speakers to learn from, and sound and labels of other speakers."""
     if not settings.speech:
-        made = tones()
-        return (*made.train, np.full(len(made.train[1]), "")), made.test
+        recordings = tones()
+        return (*recordings.train, np.full(len(recordings.train[1]), "")), recordings.test
     commands = data.speech_commands()
     train = commands.train_audio, commands.train_labels, np.asarray(commands.train_speakers)
     return train, (commands.test_audio, commands.test_labels)
@@ -168,9 +168,9 @@ def on_a_board(run: Run[Settings], task: str) -> Iterator[Row]:
         run.say(f"without a microcontroller: no compiler for a {CORE}")
         return
     at = run.settings
-    made = tones(8)
-    body = body_of(run, 200, Recordings.of(*made.train))
-    example = Recordings.of(made.train[0][:1], made.train[1][:1]).x
+    recordings = tones(8)
+    body = body_of(run, 200, Recordings.of(*recordings.train))
+    example = Recordings.of(recordings.train[0][:1], recordings.train[1][:1]).x
     step, codes, state = learner(
         body.f, body.params, example, body.spec, optimizer=optax.sgd(at.rate)
     )
@@ -182,7 +182,7 @@ def on_a_board(run: Run[Settings], task: str) -> Iterator[Row]:
     def tells(codes: Any, audio: Any) -> Any:
         return g(codes, FRONT.fixed(audio)[None, :, None])
 
-    audio, words = made.test[0][: at.steps], made.test[1][: at.steps, None]
+    audio, words = recordings.test[0][: at.steps], recordings.test[1][: at.steps, None]
     with tempfile.TemporaryDirectory() as home:
         bundle = jaxeff_export.deploy(
             learns, (codes, audio[0], words[0], state), target=CORE, state=("state",)
@@ -198,10 +198,10 @@ def on_a_board(run: Run[Settings], task: str) -> Iterator[Row]:
             "state": kept,
             **walk.costs(library, CORE),
         }
-        whole = jaxeff_export.deploy(
+        bundle = jaxeff_export.deploy(
             tells, (g.convert(body.params, example), audio[0]), target=CORE
         )
-        library = whole.export_c(f"{home}/tells", name="tells")
+        library = bundle.export_c(f"{home}/tells", name="tells")
         yield {"library": "only tells", **walk.costs(library, CORE)}
 
 
