@@ -112,7 +112,7 @@ def rows(run: h.Run[Settings], task: tuple[str, str, float]) -> Iterable[h.Row]:
     fine: np.ndarray = later[free & later.any(1)]
     delays = fine.argmax(1) + 1
     yield row | {
-        "false before": early.mean(), "found": len(fine) / max(free.sum(), 1),
+        "false before": early.mean(), "found": len(fine) / max(int(free.sum()), 1),
         "delay": float(np.median(delays)) if len(fine) else None,
         "slow delay": float(np.quantile(delays, 0.9)) if len(fine) else None,
     }  # fmt: skip

@@ -17,7 +17,7 @@ import jaxeff
 from experiments.beyond.peers import bundles, rows
 from experiments.beyond.peers.__main__ import Settings
 from jaxeff import bayes, compression, ensembles, pruning, reporting, training, uncertainty
-from jaxeff.core import Shards
+from jaxeff.core import Shards, jax_internals
 from jaxeff.nn import LeNet5, small_classifier
 
 CLASSES = 100
@@ -313,8 +313,8 @@ def quantized(settings: Settings) -> list[rows.Row]:
 
 def _count(jaxpr: Any) -> int:
     total = 0
-    for equation in jaxpr.eqns:
-        inner = list(jax.core.jaxprs_in_params(equation.params))
+    for equation in jax_internals.equations(jaxpr):
+        inner = jax_internals.sub_jaxprs(equation)
         total += sum(map(_count, inner)) if inner else 1
     return total
 
