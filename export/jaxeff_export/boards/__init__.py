@@ -25,12 +25,12 @@ from jaxeff_export.boards import _emulated
 from jaxeff_export.boards._board import Board as Board
 from jaxeff_export.boards._board import BoardError as BoardError
 from jaxeff_export.boards._board import BoardLost as BoardLost
-from jaxeff_export.boards._board import LocalBoard as LocalBoard
 from jaxeff_export.boards._emulated import CORES, PROGRAM_CORES, board_of
 from jaxeff_export.boards._emulated import EmulatedBoard as EmulatedBoard
 from jaxeff_export.boards._emulated import ProgramBoard as ProgramBoard
 from jaxeff_export.boards._emulated import board_kinds as board_kinds
 from jaxeff_export.boards._emulated import require_emulator as require_emulator
+from jaxeff_export.boards._local import LocalBoard as LocalBoard
 from jaxeff_export.boards._rpc import RpcBoard as RpcBoard
 from jaxeff_export.boards._rpc import TrackedBoard as TrackedBoard
 from jaxeff_export.runtime import run_on_threads as run_on_threads
