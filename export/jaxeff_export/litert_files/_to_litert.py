@@ -80,7 +80,7 @@ def substituted(eqn: core.JaxprEqn, inputs: Sequence[Any], run: Run) -> list[Any
         return [_taken(eqn, *inputs)]
     if eqn.primitive is p.conv_general_dilated_p and max(eqn.params["lhs_dilation"]) > 1:
         return _transposed_convolution(eqn, *inputs)
-    if eqn.primitive in _WINDOWS and inputs[0].dtype.itemsize < 4:
+    if eqn.primitive in _WINDOWS and _is_narrow_float(inputs[0].dtype):
         return _pooled_in_float32(eqn, *inputs)
     return None
 
@@ -88,10 +88,12 @@ def substituted(eqn: core.JaxprEqn, inputs: Sequence[Any], run: Run) -> list[Any
 _WINDOWS = p.reduce_window_max_p, p.reduce_window_min_p, p.reduce_window_sum_p
 
 
-def _pooled_in_float32(eqn: core.JaxprEqn, x: Any) -> list[Any] | None:
-    """Pools 16-bit floats in 32 bits: LiteRT's kernels have no windows of others."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return None
+def _is_narrow_float(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+
+
+def _pooled_in_float32(eqn: core.JaxprEqn, x: Any) -> list[Any]:
+    """Pools narrow floats in 32 bits: LiteRT's kernels have windows of no others."""
     (pooled,) = core.jax_internals.bind(eqn, x.astype(jnp.float32))
     return [pooled.astype(x.dtype)]
 
@@ -108,27 +110,23 @@ def _transposed_convolution(eqn: core.JaxprEqn, x: Any, kernel: Any) -> list[Any
     extents = [(n - 1) * d + 1 for n, d in zip(sizes, q["rhs_dilation"], strict=True)]
     strides, asked = q["lhs_dilation"], [tuple(map(int, pair)) for pair in q["padding"]]
     unpadded = [(n - 1, max(n, stride) - 1) for n, stride in zip(extents, strides, strict=True)]
-    same = [
-        (total // 2,) * 2 if total % 2 == 0 and stride <= n - 1 else None
-        for n, stride in zip(extents, strides, strict=True)
-        for total in [n + stride - 2]
+    # "SAME" pads n + stride - 2 in all, and alike on both sides where that is even.
+    alike = [
+        low == high and 2 * low == n + stride - 2 and stride < n
+        for (low, high), n, stride in zip(asked, extents, strides, strict=True)
     ]
-    plain = max(q["window_strides"]) == 1
-    if plain and asked in (unpadded, same):
+    if max(q["window_strides"]) == 1 and (asked == unpadded or all(alike)):
         return None
     ones = (1,) * len(strides)
     (result,) = core.jax_internals.bind(
         eqn, x, kernel, padding=tuple(unpadded), window_strides=ones
     )
-    moved = [(0, 0, 0)] * result.ndim
-    for axis, (low, high), (all_low, all_high) in zip(
-        numbers.out_spec[2:], asked, unpadded, strict=True
-    ):
-        moved[axis] = low - all_low, high - all_high, 0
-    result = jax.lax.pad(result, jnp.zeros((), result.dtype), moved)
-    steps = [1] * result.ndim
-    for axis, stride in zip(numbers.out_spec[2:], q["window_strides"], strict=True):
-        steps[axis] = stride
+    cut, steps = [(0, 0, 0)] * result.ndim, [1] * result.ndim
+    for i, axis in enumerate(numbers.out_spec[2:]):
+        # What is padded less than all that a result may read is cut off, and the other way around.
+        low, high = (mine - most for mine, most in zip(asked[i], unpadded[i], strict=True))
+        cut[axis], steps[axis] = (low, high, 0), q["window_strides"][i]
+    result = jax.lax.pad(result, jnp.zeros((), result.dtype), cut)
     return [jax.lax.slice(result, (0,) * result.ndim, result.shape, steps)]
 
 
