@@ -26,6 +26,7 @@ from jaxeff.core import Table, parameter_tree, string_sequence, validate
 from jaxeff.weights import _matching as matching
 from jaxeff.weights import _refusals as refusals
 from jaxeff.weights._files import Source, WeightsError, check_source, read_tensors
+from jaxeff.weights._orbax import named_leaves
 
 Rules = Mapping[str, str | tuple[str, matching.Change]]
 
@@ -117,8 +118,9 @@ def load_weights(
 
     Args:
         params: Pytree of arrays, or of `jax.ShapeDtypeStruct`, that says the shapes and dtypes.
-        source: A file (`.safetensors`, `.npz`, `.gguf`, `.onnx`), a folder of Orbax, several, or
-            a mapping of names to arrays, such as a torch `state_dict` of NumPy arrays.
+        source: A file (`.safetensors`, `.npz`, `.gguf`, `.onnx`), a sequence of files (shards), a
+            folder of Orbax, or a mapping of names to arrays, such as a torch `state_dict` of NumPy
+            arrays.
         rules: What isn't found alone: patterns of parameters to names of tensors, where a `*`
             stands for what the `*` of the pattern matched; or tuples of the name and a function
             from the tensor to the parameter's array.
@@ -150,8 +152,7 @@ def load_weights(
     print(pairs)
     ```
     """
-    paths, treedef = jax.tree_util.tree_flatten_with_path(params)
-    leaves = {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in paths}
+    treedef, leaves = jax.tree.structure(params), named_leaves(params)
     shapes = {name: tuple(np.shape(leaf)) for name, leaf in leaves.items()}
     tensors = read_tensors(source)
     ruled = apply_rules(rules or {}, leaves, tensors.arrays)

@@ -8,7 +8,6 @@ Sharp edges:
     folder.
 """
 
-import functools
 import math
 import os
 from pathlib import Path
@@ -53,7 +52,7 @@ def read_orbax(path: Path) -> dict[str, np.ndarray]:
         # As NumPy's: the devices that an array was on when it was written may not be here.
         plain = [ocp.RestoreArgs(restore_type=np.ndarray)] * len(listed)
         tree = reader.restore(folder.absolute(), restore_args=jax.tree.unflatten(structure, plain))
-    arrays = _by_path(tree)
+    arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
     # An `nnx.State` is written with a level below each variable.
     for level in ("/value", "/raw_value"):
         if all(name.endswith(level) for name in arrays):
@@ -61,10 +60,10 @@ def read_orbax(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _by_path(tree: Any) -> dict[str, np.ndarray]:
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Names the leaves of a pytree by their path, with slashes."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-    return {name(path): np.asarray(leaf) for path, leaf in leaves}
+    return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in leaves}
 
 
 def _item(path: Path) -> Path:
@@ -112,7 +111,7 @@ def save_weights(params: Any, path: str | os.PathLike[str]) -> Path:
     ```
     """
     path = Path(path)
-    arrays = _by_path(params)
+    arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(params).items()}
     ending = path.suffix.lower()
     if ending == ".safetensors":
         write_atomically(path, save({name: jnp.asarray(a) for name, a in arrays.items()}))
