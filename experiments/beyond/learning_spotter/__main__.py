@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import jaxeff_export
 import numpy as np
 import optax
@@ -36,7 +35,7 @@ import jaxeff
 from experiments import harness as h
 from experiments.beyond.keyword_spotting.recordings import FRONT, WORDS, moved, tones
 from experiments.beyond.learning_spotter import learning, walk
-from experiments.beyond.learning_spotter.learning import Body, Learner, Recordings
+from experiments.beyond.learning_spotter.learning import Body, Recordings
 from experiments.beyond.microcontroller.moments import has_toolchain
 from experiments.harness import Count, Report, Row, Run
 from jaxeff import data
@@ -100,16 +99,12 @@ def new_word(run: Run[Settings], seed: int) -> Iterator[Row]:
     rng = np.random.default_rng(seed)
     for name in learning.WAYS:
         learns = learning.way(name, body, at.rate)
-        first = learns.told(jax.tree.map(lambda a: jnp.asarray(a)[None], learns.begin), others.x)
-        before = float((first[0] == others.y)[~is_new].mean())
+        before = float(learns.right_before(others)[~is_new].mean())
         for examples in at.examples:
             orders = []
             for _ in range(at.draws):
                 new = rng.choice(np.flatnonzero(known.y == word), examples, replace=False)
-                kept = np.concatenate(
-                    [rng.choice(np.flatnonzero(known.y == c), at.remembered, replace=False)
-                     for c in range(learning.CLASSES) if c != word]
-                )  # fmt: skip
+                kept = learning.some_of_others(rng, known.y, word, at.remembered)
                 rehearsed = [] if name == learning.HEAD else kept.tolist()
                 orders.append(learning.order(rng, new.tolist(), rehearsed, at.passes, at.between))
             states = learns.all(np.stack(orders), known)
@@ -133,10 +128,12 @@ def new_speaker(run: Run[Settings], task: str) -> Iterator[Row]:
     body, rng = body_of(run, 100, known[is_rest] + more[is_rest]), np.random.default_rng(100)
     for name in (learning.HEAD, learning.REHEARSED, learning.FLOATS):
         learns = learning.way(name, body, at.rate)
+        elsewhere = float(learns.right_before(others).mean())
         for voice in voices:
             said = np.flatnonzero(known.speakers == voice)
             mixed = rng.permutation(said)
             tested = known[mixed[max(at.examples) :]]
+            before = float(learns.right_before(tested).mean())
             kept = rng.choice(
                 np.flatnonzero(is_rest), at.remembered * learning.CLASSES, replace=False
             )
@@ -147,19 +144,14 @@ def new_speaker(run: Run[Settings], task: str) -> Iterator[Row]:
                     for _ in range(2)
                 ]
                 states = learns.all(np.stack(orders), known)
+                after, there = (
+                    float((learns.told(states, each.x) == each.y).mean())
+                    for each in (tested, others)
+                )
                 yield {
-                    "way": name, "speaker": str(voice), "examples": examples,
-                    **_gained(learns, states, "", tested),
-                    **_gained(learns, states, "else ", others),
+                    "way": name, "speaker": str(voice), "examples": examples, "before": before,
+                    "after": after, "else before": elsewhere, "else after": there,
                 }  # fmt: skip
-
-
-def _gained(learns: Learner, states: Any, of: str, recordings: Recordings) -> Row:
-    begin = jax.tree.map(lambda a: jnp.asarray(a)[None], learns.begin)
-    before, after = (
-        float((learns.told(each, recordings.x) == recordings.y).mean()) for each in (begin, states)
-    )
-    return {f"{of}before": before, f"{of}after": after}
 
 
 def on_a_board(run: Run[Settings], task: str) -> Iterator[Row]:
@@ -218,10 +210,7 @@ def a_walk(run: Run[Settings], task: str) -> Iterator[Row]:
     held, before, drowning = np.split(usual, [len(usual) - 2 * at.stream, len(usual) - at.stream])
     step, codes, state = walk.watched(run.key, body, at.rate, (others.x[held], others.y[held]))
     few = rng.choice(np.flatnonzero(labels == word), 3, replace=False)
-    kept = np.concatenate([
-        rng.choice(np.flatnonzero(labels == c), at.remembered, replace=False)
-        for c in range(learning.CLASSES) if c != word
-    ])  # fmt: skip
+    kept = learning.some_of_others(rng, labels, word, at.remembered)
     again = np.flatnonzero(truth == word)[: at.stream]
     new, rest = (walk.Heard(audio[i], labels[i], walk.FIRST) for i in (few, kept))
     heard = [
@@ -238,11 +227,7 @@ def _compared(
     library: CLibrary, learns: Any, codes: Any, state: Any, audio: np.ndarray, words: np.ndarray
 ) -> tuple[int, float]:
     """Runs a library over recordings: steps with JAX's bits, and the largest difference."""
-    calls, expected, jitted = [], [], jax.jit(learns)
-    for sound, word in zip(audio, words, strict=True):
-        calls.append([np.asarray(leaf) for leaf in jax.tree.leaves((sound, word, state))])
-        logits, state = jitted(codes, sound, word, state)
-        expected.append([np.asarray(leaf) for leaf in jax.tree.leaves((logits, state))])
+    calls, expected, _ = walk.in_jax(jax.jit(learns), codes, state, audio, words)
     program = ExampleProgram(library, CORE)
     differences = [
         max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,18 +101,32 @@ class Learner:
 
     def all(self, orders: np.ndarray, of: Recordings) -> Any:
         """Learns recordings one after the other: a state for each row of `orders`."""
-        x, y = jnp.asarray(of.x), jnp.asarray(of.y)
-
-        def one(state: Any, at: jax.Array) -> tuple[Any, None]:
-            return self.step(state, x[at][None], y[at][None]), None
-
-        return jax.jit(jax.vmap(lambda order: jax.lax.scan(one, self.begin, order)[0]))(orders)
+        return self._all(orders, jnp.asarray(of.x), jnp.asarray(of.y))
 
     def told(self, states: Any, x: np.ndarray) -> np.ndarray:
         """Computes the class of each recording by each state, `[states, recordings]`."""
-        best = jax.jit(jax.vmap(lambda state, x: self.logits(state, x).argmax(-1), (0, None)))
         parts = np.array_split(x, max(len(x) // 500, 1))
-        return np.concatenate([np.asarray(best(states, part)) for part in parts], axis=1)
+        return np.concatenate([np.asarray(self._best(states, part)) for part in parts], axis=1)
+
+    def right_before(self, of: Recordings) -> np.ndarray:
+        """Tells which recordings are right before anything is learnt, `[recordings]`."""
+        begin = jax.tree.map(lambda a: jnp.asarray(a)[None], self.begin)
+        return np.asarray(self.told(begin, of.x)[0] == of.y)
+
+    # Compiled once for all that a learner is told and asked.
+    @functools.cached_property
+    def _all(self) -> Callable[..., Any]:
+        def learnt(order: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+            def one(state: Any, at: jax.Array) -> tuple[Any, None]:
+                return self.step(state, x[at][None], y[at][None]), None
+
+            return jax.lax.scan(one, self.begin, order)[0]
+
+        return jax.jit(jax.vmap(learnt, (0, None, None)))
+
+    @functools.cached_property
+    def _best(self) -> Callable[..., jax.Array]:
+        return jax.jit(jax.vmap(lambda state, x: self.logits(state, x).argmax(-1), (0, None)))
 
 
 def way(name: str, body: Body, rate: float) -> Learner:
@@ -143,6 +158,16 @@ def _of_floats(body: Body, rate: float) -> Learner:
 
     begin = body.params, optimizer.init(body.params)
     return Learner(begin, step, lambda state, x: body.f(state[0], x))
+
+
+def some_of_others(
+    rng: np.random.Generator, labels: np.ndarray, word: int, count: int
+) -> np.ndarray:
+    """Draws so many recordings of each class but one."""
+    classes = [c for c in range(CLASSES) if c != word]
+    return np.concatenate(
+        [rng.choice(np.flatnonzero(labels == c), count, replace=False) for c in classes]
+    )
 
 
 def order(

@@ -76,6 +76,23 @@ def told(rng: np.random.Generator, new: Heard, kept: Heard, passes: int, between
     return Heard(audio[at], y[at], TOLD)
 
 
+def in_jax(
+    jitted: Callable[..., Any], codes: Any, state: Any, audio: np.ndarray, words: np.ndarray
+) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]], Any]:
+    """Computes steps one after the other.
+
+    Returns:
+        What a library gets in each call, and what it is to give, the state included; the last
+        state.
+    """
+    calls, expected = [], []
+    for sound, word in zip(audio, words, strict=True):
+        calls.append([np.asarray(leaf) for leaf in jax.tree.leaves((sound, word, state))])
+        said, state = jitted(codes, sound, word, state)
+        expected.append([np.asarray(leaf) for leaf in jax.tree.leaves((said, state))])
+    return calls, expected, state
+
+
 def go(
     step: Callable[..., Any], codes: Any, state: Any, heard: list[Heard], core: str
 ) -> Iterator[Row]:
@@ -85,10 +102,11 @@ def go(
         # An alarm stays; before something else is looked at, the watch begins anew.
         state = {**state, "watch": first["watch"]} if one.phase == NOISY else state
         labels = one.y if one.phase == TOLD else np.full(len(one.y), UNKNOWN)
-        for sound, word in zip(one.audio, labels.astype(np.int32)[:, None], strict=True):
-            calls.append([np.asarray(leaf) for leaf in jax.tree.leaves((sound, word, state))])
-            said, state = jitted(codes, sound, word, state)
-            expected.append([np.asarray(leaf) for leaf in said])
+        inputs, results, state = in_jax(
+            jitted, codes, state, one.audio, labels.astype(np.int32)[:, None]
+        )
+        calls += inputs
+        expected += [result[:3] for result in results]
     with tempfile.TemporaryDirectory() as home:
         library = _library(step, codes, (calls[0][0], calls[0][1], state), core, home)
         program = ExampleProgram(library, core)
