@@ -1,6 +1,7 @@
 """What the site is built of. The build itself, warnings as errors, is `.ci/run`'s."""
 
 import ast
+import functools
 import hashlib
 import importlib
 import inspect
@@ -21,6 +22,7 @@ import jaxeff
 from tests.bad_arguments import faces
 
 DOCS = ROOT / "docs"
+HOOKS = runpy.run_path(str(DOCS / "hooks.py"))
 SETTINGS = re.sub(r"!\S+", "", (ROOT / "mkdocs.yml").read_text())
 FILES = [path.relative_to(ROOT).as_posix() for path in markdown_files()]
 
@@ -57,10 +59,11 @@ FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 TO_PAGES = re.compile(r"\]\(([^)\s:#]*)(#[^)\s]*)?\)")
 
 
-def anchors(text):
+@functools.cache
+def anchors(page):
     """The anchors of a page's headings, as Markdown's table of contents makes them."""
     known = set()
-    for heading in HEADINGS.findall(FENCED.sub("", text)):
+    for heading in HEADINGS.findall(FENCED.sub("", (DOCS / page).read_text())):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", heading)
         unique(slugify(plain, "-"), known)
     return known
@@ -68,7 +71,7 @@ def anchors(text):
 
 def broken(page, text):
     """The links of a page that lead nowhere on the site, where files lie as they do in docs/."""
-    text = runpy.run_path(str(DOCS / "hooks.py"))["with_links_of_the_site"](text)
+    text = HOOKS["with_links_of_the_site"](text)
     for to, anchor in TO_PAGES.findall(FENCED.sub("", text)):
         at = posixpath.normpath(posixpath.join(posixpath.dirname(page), to)) if to else page
         if at.startswith("reference/"):
@@ -76,7 +79,7 @@ def broken(page, text):
         at = re.sub(r"^(notebooks/\w+)\.md$", r"\1.ipynb", at)
         if at.startswith("..") or not (DOCS / at).exists():
             yield to
-        elif anchor and at.endswith(".md") and anchor[1:] not in anchors((DOCS / at).read_text()):
+        elif anchor and at.endswith(".md") and anchor[1:] not in anchors(at):
             yield to + anchor
 
 
