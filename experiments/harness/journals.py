@@ -6,6 +6,9 @@ with ``--take``.
 
 What a run is going to make lies beside its rows as it goes, so that what is left can be estimated
 by what like tasks have taken.
+
+Runs and tasks are known by their numbers' first twelve digits (`identity_of`), so that a journal
+can be taken over by another kind of processor.
 """
 
 import json
@@ -14,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.harness.report import plain
 from jaxeff.store import CheckpointError, read_lines, require_same_run, write_atomically
 
 ROWS, SPENT, PLAN = "rows.jsonl", "spent.jsonl", "plan.json"
@@ -29,6 +33,22 @@ class Done(NamedTuple):
     spent: dict[str, Any] | None  # commit, machine and CPU seconds, where they are known
 
 
+def identity_of(value: Any) -> Any:
+    """What tells a run or a task from others: JSON, whose numbers have twelve digits.
+
+    Processors differ in the last digit of a power, thus in levels of a logarithmic sweep.
+    """
+    return _rounded(plain(value))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.12g}") if isinstance(value, float) else value
+
+
 def read_work(work: Path) -> tuple[dict[str, Any], list[Done]]:
     """Reads which run a folder `work` is of, and its tasks. It may be that of a running process.
 
@@ -42,8 +62,9 @@ def read_work(work: Path) -> tuple[dict[str, Any], list[Done]]:
     if (work / SPENT).exists():
         costs = read_lines(work / SPENT)[1:]
         spent = {_name(one["task"]): one["rows"] for one in costs}
-    return head["run"], _last(
-        Done(one["task"], one["rows"], spent.get(_name(one["task"]))) for one in records
+    return identity_of(head["run"]), _last(
+        Done(identity_of(one["task"]), one["rows"], spent.get(_name(one["task"])))
+        for one in records
     )
 
 
@@ -56,7 +77,8 @@ def unpack(path: Path) -> tuple[dict[str, Any], list[Done]]:
     """
     try:
         head, *records = map(json.loads, lzma.decompress(path.read_bytes()).splitlines())
-        return head["run"], [Done(one["task"], one["rows"], one.get("spent")) for one in records]
+        done = [Done(identity_of(one["task"]), one["rows"], one.get("spent")) for one in records]
+        return identity_of(head["run"]), done
     except (lzma.LZMAError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is no packed journal: {error}") from error
 

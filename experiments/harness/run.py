@@ -80,7 +80,7 @@ class Run(Generic[S]):
         self.config: dict[str, Any] = {"size": order.size, "seed": order.seed, **plain(settings)}
         options = find_options(type(settings))
         silent = [option.path for option in options if not option.identifies(settings)]
-        identity = plain(settings)
+        identity = journals.identity_of(settings)
         for *outer, last in silent:
             inside = identity
             for step in outer:
@@ -122,7 +122,7 @@ class Run(Generic[S]):
             task: What tells it from others, a dataclass or what JSON can say.
             make: Makes its rows.
         """
-        task = plain(task)
+        task = journals.identity_of(task)
         if task not in self._kept:
             if self._kept_only:
                 self.left += 1
@@ -132,7 +132,9 @@ class Run(Generic[S]):
 
     def plan(self, tasks: Iterable[Any]) -> None:
         """Says which tasks are going to be asked for, in the folder `work`."""
-        self._planned += [task for task in map(plain, tasks) if task not in self._planned]
+        self._planned += [
+            task for task in map(journals.identity_of, tasks) if task not in self._planned
+        ]
         said = {"config": self.config, "tasks": self._planned}
         write_atomically(self.work / journals.PLAN, json.dumps(said))
 
@@ -167,8 +169,9 @@ class Run(Generic[S]):
             again: Whether to make a task again that has these rows.
         """
         self.plan(tasks)
-        known = {i for i, t in enumerate(map(plain, tasks)) if t in self._kept}
-        known -= {i for i in known if again(self._kept[plain(tasks[i])])}
+        named = [journals.identity_of(task) for task in tasks]
+        known = {i for i, name in enumerate(named) if name in self._kept}
+        known -= {i for i in known if again(self._kept[named[i]])}
         todo = [task for i, task in enumerate(tasks) if i not in known]
         if len(todo) < len(tasks):
             self.say(f"{len(tasks) - len(todo)} of {len(tasks)} tasks were done before")
@@ -183,11 +186,10 @@ class Run(Generic[S]):
                     self.say(f"{len(todo) - number} tasks are left for another run")
                     break
                 task, rows = next(left)
-                self._add(plain(task), rows)
+                self._add(journals.identity_of(task), rows)
                 self.left -= 1
                 advance(1, _name(task))
-        done = [plain(task) for task in tasks if plain(task) in self._kept]
-        return [row for task in done for row in self._rows(task)]
+        return [row for name in named if name in self._kept for row in self._rows(name)]
 
     def made(self, rows: int) -> list[dict[str, Any]]:
         """Counts tasks, rows and CPU seconds by the commit and machine that made them.

@@ -284,6 +284,33 @@ def test_a_report_says_who_made_its_rows_and_a_packed_journal_hands_them_over(
         journals.unpack(packed)
 
 
+def test_a_journal_of_another_processor_is_taken_over_though_its_levels_differ_in_a_last_digit(
+    tmp_path,
+):
+    @dataclass(frozen=True)
+    class Levels:
+        levels: tuple[float, ...]
+
+    made = []
+
+    def measure(run: Run[Levels]):
+        return Found(run.each(run.settings.levels, lambda level: made.append(level) or [{"n": 1}]))
+
+    def study(level):
+        return Study("any", "", dict.fromkeys(command.SIZES, Levels((level,))), (measure,), (), ())
+
+    level = 10**-1.25
+    study(level).main(["--results", str(tmp_path / "there")])
+    packed = tmp_path / "any.jsonl.xz"
+    journals.pack(packed, *journals.read_work(tmp_path / "there" / "any" / "work"))
+    nearest, another = float(np.nextafter(level, 1)), level * (1 + 1e-9)
+    take = ["--results", str(tmp_path / "here"), "--take", str(packed)]
+    study(nearest).main(take)
+    assert made == [level]
+    with pytest.raises(SystemExit):
+        study(another).main([*take, "--fresh"])
+
+
 def test_a_report_counts_the_tasks_it_asked_for_and_not_others_of_its_journal(
     quiet, tmp_path, monkeypatch
 ):
