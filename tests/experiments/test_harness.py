@@ -291,10 +291,12 @@ def test_a_journal_of_another_processor_is_taken_over_though_its_levels_differ_i
     class Levels:
         levels: tuple[float, ...]
 
-    made = []
+    measured = []
 
     def measure(run: Run[Levels]):
-        return Found(run.each(run.settings.levels, lambda level: made.append(level) or [{"n": 1}]))
+        return Found(
+            run.each(run.settings.levels, lambda level: measured.append(level) or [{"n": 1}])
+        )
 
     def study(level):
         return Study("any", "", dict.fromkeys(command.SIZES, Levels((level,))), (measure,), (), ())
@@ -306,7 +308,7 @@ def test_a_journal_of_another_processor_is_taken_over_though_its_levels_differ_i
     nearest, another = float(np.nextafter(level, 1)), level * (1 + 1e-9)
     take = ["--results", str(tmp_path / "here"), "--take", str(packed)]
     study(nearest).main(take)
-    assert made == [level]
+    assert measured == [level]
     with pytest.raises(SystemExit):
         study(another).main([*take, "--fresh"])
 

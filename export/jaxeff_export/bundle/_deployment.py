@@ -51,7 +51,7 @@ import numpy as np
 
 from jaxeff import core
 from jaxeff.contrib import Tokenizer
-from jaxeff.program.ir import channels_last
+from jaxeff.program.ir import channels_last, products_ahead
 from jaxeff_export.artifact import (
     Artifact,
     SignatureError,
@@ -200,6 +200,8 @@ def deploy(
     # What codes mean is said of the function itself, which wrapping would lose.
     if not hasattr(f, "code_grids"):
         f = channels_last(f)
+        # Products of all steps need room, which microcontrollers lack.
+        f = products_ahead(f) if has_runtime(order.target.settings) else f
     leaves = jax.tree.leaves(args)
     order.say("exporting to StableHLO")
     traced = export_traced(f, args, any_batch=any_batch, parameters=order.parameters)

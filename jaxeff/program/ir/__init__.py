@@ -25,6 +25,7 @@ from jaxeff.program.ir._graph import run_nodes as run_nodes
 from jaxeff.program.ir._primitives import FACTS as FACTS
 from jaxeff.program.ir._primitives import Facts as Facts
 from jaxeff.program.ir._primitives import facts as facts
+from jaxeff.program.ir._products_ahead import products_ahead as products_ahead
 from jaxeff.program.ir._signature import Along as Along
 from jaxeff.program.ir._signature import Operand as Operand
 from jaxeff.program.ir._signature import OperationFamily as OperationFamily

@@ -18,16 +18,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxeff.core import JaxprEqn, bind, split_p
+from jaxeff.core import ClosedJaxpr, JaxprEqn, bind, split_p
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import _primitives as prim
 from jaxeff.program.ir._axes import Contraction, channels_last_numbers, inverse
 from jaxeff.program.ir._signature import OperationFamily, next_group, signature
-from jaxeff.program.ir._walk import entering, inlined, walk
+from jaxeff.program.ir._walk import entering, evaluated_by, inlined
 
 
 def channels_last(
@@ -46,28 +45,13 @@ def channels_last(
         rows: Whether rows of dense weights may be moved, which groups of them may not.
     """
 
-    @functools.wraps(f)
-    def turned(*args: Any, **kwargs: Any) -> Any:
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
+    def rule_for(closed: ClosedJaxpr, arrays: Sequence[Any]) -> Any:
+        if not any(map(turns, inlined(closed))):
+            return None
+        stored = None if kernels else frozenset(map(id, arrays if rows else ()))
+        return entering(functools.partial(_evaluated, stored))
 
-        def of_arrays(*arrays: Any) -> Any:
-            # What is no array, such as a mode, is the same in every call.
-            rest = iter(arrays)
-            filled = [next(rest) if hasattr(leaf, "dtype") else leaf for leaf in leaves]
-            positional, named = jax.tree.unflatten(structure, filled)
-            return f(*positional, **named)
-
-        closed, form = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        if any(map(turns, inlined(closed))):
-            stored = None if kernels else frozenset(map(id, arrays if rows else ()))
-            results = walk(closed, arrays, entering(functools.partial(_evaluated, stored)))
-        else:
-            # What was read, and not `f` again: tracing a large network takes seconds.
-            results = walk(closed, arrays, lambda eqn, operands: bind(eqn, *operands))
-        return jax.tree.unflatten(jax.tree.structure(form), map(_plain, results))
-
-    return turned
+    return evaluated_by(f, rule_for, _plain)
 
 
 def turns(eqn: Any) -> bool:

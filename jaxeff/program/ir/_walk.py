@@ -15,6 +15,7 @@ first operand is the index of the branch and the others go to every branch.)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -128,6 +129,40 @@ def inlined(closed: ClosedJaxpr) -> Iterator[JaxprEqn]:
     """Yields the equations of a jaxpr, in the place of each call those of its body."""
     for eqn in _compat.equations(closed):
         yield from inside(eqn)
+
+
+def evaluated_by(
+    f: Callable[..., Any],
+    rule_for: Callable[[ClosedJaxpr, list[Any]], Rule[Any] | None],
+    array_of: Callable[[Any], Any] = lambda value: value,
+) -> Callable[..., Any]:
+    """Returns a function that evaluates what `f` does by a rule of the caller's.
+
+    Args:
+        f: A pure function of arrays, and of what is the same in every call, such as a mode.
+        rule_for: Gives the rule for a jaxpr and the arrays it is called with; None where every
+            equation stays as it is.
+        array_of: Makes an array of what the rule made of a result.
+    """
+
+    @functools.wraps(f)
+    def evaluated(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
+
+        def of_arrays(*arrays: Any) -> Any:
+            rest = iter(arrays)
+            filled = [next(rest) if hasattr(leaf, "dtype") else leaf for leaf in leaves]
+            positional, named = jax.tree.unflatten(structure, filled)
+            return f(*positional, **named)
+
+        closed, form = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        # What was read, and not `f` again: tracing a large network takes seconds.
+        rule = rule_for(closed, arrays) or (lambda eqn, values: _compat.bind(eqn, *values))
+        results = map(array_of, walk(closed, arrays, rule))
+        return jax.tree.unflatten(jax.tree.structure(form), results)
+
+    return evaluated
 
 
 def computed_at_once(closed: ClosedJaxpr, values: Iterable[Any]) -> list[Any]:
