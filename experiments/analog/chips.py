@@ -5,8 +5,9 @@ ordered, in a wrong order, order-free, and the white box (Klein's thesis, tables
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -123,18 +124,22 @@ def sequences(run: Run[Settings]) -> list[Row]:
     """A row per model and chip: its errors, and accuracies of the networks trained through it."""
     devices = run.settings.chips[: run.settings.sequence_chips]
 
-    def rows() -> list[Row]:
-        problem = small_images(run)
-        fitted_models = [models(run, device) for device in devices]
-        return [
-            row
-            for name in SEQUENCES
-            for row in _networks(
-                run, problem, devices, name, [(m[name], e[name]) for m, e in fitted_models]
-            )
-        ]
+    # Both take minutes, and are made where rows of some model aren't kept yet.
+    problem = functools.cache(lambda: small_images(run))
+    known = functools.cache(lambda device: measurements(run, device))
 
-    return run.keep({"task": "sequences", **KNOWN}, rows)
+    def rows(name: str) -> list[Row]:
+        fits = [model_of(run, name, known(device)) for device in devices]
+        return _networks(run, problem(), devices, name, fits)
+
+    return [
+        row
+        for name in SEQUENCES
+        for row in run.keep(
+            {"task": "sequences", "model": name, "times": KNOWN.get(name)},
+            functools.partial(rows, name),
+        )
+    ]
 
 
 def _networks(
@@ -170,8 +175,19 @@ def _networks(
     return rows
 
 
-def models(run: Run[Settings], device: int) -> tuple[dict[str, Any], dict[str, Row]]:
-    """The models of a chip, and how far they are from it."""
+class Measurements(NamedTuple):
+    """What is known of a chip before it is modelled."""
+
+    keys: jax.Array  # of fits, and of how far they are off
+    chip: hardware.Chip
+    design: hardware.Design
+    measured: Any
+    train: Any  # events
+    test: Any
+
+
+def measurements(run: Run[Settings], device: int) -> Measurements:
+    """Measures a chip, program by program and event by event."""
     settings = run.settings
     size = settings.sequence_size
     chip = hardware.Chip(device, rows=size, columns=size)
@@ -185,17 +201,25 @@ def models(run: Run[Settings], device: int) -> tuple[dict[str, Any], dict[str, R
     events = hardware.measure_events(
         keys[1], chip, design, columns=size, active=None, programs=settings.event_programs
     )
-    train, test = events.split()
-    fits: dict[str, Any] = {"white box": hardware.fit_white_box(measured)}
-    fits["no model"] = hardware.Linear()
-    errors: dict[str, Row] = {"white box": {}, "no model": {}}
-    for name, position in KNOWN.items():
-        fits[name] = hardware.fit_sequence(
-            keys[2], train, design, noise=hardware.fit_noise(measured.noise), position=position,
-            width=WIDTH, heads=HEADS, epochs=settings.event_epochs, progress=False,
+    return Measurements(keys[2:], chip, design, measured, *events.split())
+
+
+def model_of(run: Run[Settings], name: str, known: Measurements) -> tuple[Any, Row]:
+    """A model of a chip, and how far it is from it."""
+    errors: Row = {}
+    if name in KNOWN:
+        model: Any = hardware.fit_sequence(
+            known.keys[0], known.train, known.design,
+            noise=hardware.fit_noise(known.measured.noise), position=KNOWN[name], width=WIDTH,
+            heads=HEADS, epochs=run.settings.event_epochs, progress=False,
         )  # fmt: skip
-        errors[name] = {"mse": float(jnp.mean(fits[name].error(test)))}
-    for name, model in fits.items():
-        far = hardware.fidelity(keys[3], model, chip, design, active=(size,), gain=GAIN)
-        errors[name] |= {"error": far.error[0], "noise": far.floor[0]}
-    return fits, errors
+        errors["mse"] = float(jnp.mean(model.error(known.test)))
+    elif name == "no model":
+        model = hardware.Linear()
+    else:
+        model = hardware.fit_white_box(known.measured)
+    far = hardware.fidelity(
+        known.keys[1], model, known.chip, known.design,
+        active=(run.settings.sequence_size,), gain=GAIN,
+    )  # fmt: skip
+    return model, errors | {"error": far.error[0], "noise": far.floor[0]}
