@@ -24,6 +24,7 @@ from torchax.tensor import Tensor
 from torchax.view import View
 
 from jaxeff.core import _torch_tensors
+from jaxeff.core._torch_recurrent import CELLS, recurrent
 from jaxeff.core._torch_tensors import UNKNOWN, Known, ModelTensor, check_current, is_tensor, known
 
 
@@ -212,14 +213,16 @@ def pytorch_environment() -> Environment:
     environment = _Writing()
     aten = torch.ops.aten
 
-    def replaced(op: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        on_arrays = make({**all_aten_ops, **all_torch_functions}[op].func)
-
-        def on_tensors(*args: Any, **kwargs: Any) -> Any:
+    def on_tensors(on_arrays: Callable[..., Any]) -> Callable[..., Any]:
+        def operation(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = environment.t2j_iso((args, kwargs))
             return environment.j2t_iso(on_arrays(*args, **kwargs))
 
-        environment.override_op_definition(op, on_tensors)
+        return operation
+
+    def replaced(op: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        on_arrays = make({**all_aten_ops, **all_torch_functions}[op].func)
+        environment.override_op_definition(op, on_tensors(on_arrays))
 
     for op in (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar):
         replaced(op, _without_factor)
@@ -236,6 +239,9 @@ def pytorch_environment() -> Environment:
     # What PyTorch's own decompositions call: only the function of the same name crops, by paddings
     # below zero, and knows all of PyTorch's modes.
     replaced(aten.pad, lambda _: all_torch_functions[torch.nn.functional.pad].func)
+    for name, cell in CELLS.items():
+        function = recurrent(cell, lambda: OperatorNotFound("a recurrent layer of this kind"))
+        environment.override_op_definition(getattr(torch, name), on_tensors(function))
     _write_as_pytorch(environment)
     return environment
 

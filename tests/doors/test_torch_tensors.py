@@ -61,6 +61,9 @@ SEQUENCES = {
     )
 } | {
     "LSTM projected": recurrent(torch.nn.LSTM, batch_first=True, proj_size=2),
+    "projected without biases": recurrent(torch.nn.LSTM, proj_size=2, bias=False, num_layers=2),
+    "GRU without biases": recurrent(torch.nn.GRU, bias=False, bidirectional=True),
+    "rectified": recurrent(torch.nn.RNN, nonlinearity="relu", num_layers=3),
     "attention batch first": attention(batch_first=True),
     "attention": attention(),
     "encoder layer": Called(torch.nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True), sized),
@@ -101,6 +104,31 @@ def test_sizes_behind_sequences_are_pytorchs(name, x):
 def test_sequences_without_a_batch(x):
     model = Called(torch.nn.GRU(WIDTH, 4, batch_first=True), lambda y: y[0].sum(0) / y[0].size(0))
     compare(model, x[0], traced=False)
+
+
+def test_a_recurrent_layer_is_a_loop_however_many_steps_it_has():
+    f, params = jaxeff.functional(recurrent(torch.nn.LSTM, batch_first=True, bidirectional=True))
+    x = np.zeros((BATCH, 500, WIDTH), "float32")
+    equations = jax.make_jaxpr(f)(params, x).jaxpr.eqns
+    assert [eqn.primitive.name for eqn in equations].count("scan") == 2
+    assert len(equations) < 50
+
+
+def test_derivatives_of_a_loop_are_pytorchs(x):
+    torch.manual_seed(0)
+    layer = torch.nn.LSTM(WIDTH, 4)
+    h, c = np.random.default_rng(1).normal(size=(2, 1, STEPS, 4)).astype("float32")
+    f, params = jaxeff.functional(layer)
+    gradients = jax.grad(lambda params: (f(params, x, (h, c))[0] ** 2).sum())(params)
+    (layer(torch.tensor(x), (torch.tensor(h), torch.tensor(c)))[0] ** 2).sum().backward()
+    for name, parameter in layer.named_parameters():
+        np.testing.assert_allclose(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_between_layers_is_pytorchs_own(x):
+    layer = torch.nn.GRU(WIDTH, 4, num_layers=2, dropout=0.5, batch_first=True)
+    f, params = jaxeff.functional(layer.train(), keyed=True)
+    assert "scan" not in str(jax.make_jaxpr(f)(jax.random.key(0), params, x))
 
 
 WRITES = {
