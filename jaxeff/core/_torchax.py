@@ -24,7 +24,6 @@ from torchax.tensor import Tensor
 from torchax.view import View
 
 from jaxeff.core import _torch_tensors
-from jaxeff.core._torch_recurrent import CELLS, recurrent
 from jaxeff.core._torch_tensors import UNKNOWN, Known, ModelTensor, check_current, is_tensor, known
 
 
@@ -239,8 +238,10 @@ def pytorch_environment() -> Environment:
     # What PyTorch's own decompositions call: only the function of the same name crops, by paddings
     # below zero, and knows all of PyTorch's modes.
     replaced(aten.pad, lambda _: all_torch_functions[torch.nn.functional.pad].func)
-    for name, cell in CELLS.items():
-        function = recurrent(cell, lambda: OperatorNotFound("a recurrent layer of this kind"))
+    for name, cell in _torch_tensors.CELLS.items():
+        function = _torch_tensors.recurrent(
+            cell, lambda: OperatorNotFound("a recurrent layer of this kind")
+        )
         environment.override_op_definition(getattr(torch, name), on_tensors(function))
     _write_as_pytorch(environment)
     return environment
