@@ -26,9 +26,11 @@ Sharp edges:
     Logits are those before the update.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,37 +94,20 @@ def learner(
             which has no gradient: both are named.
     """
     optimizer = optax.sgd(0.01) if optimizer is None else optimizer
-    if isinstance(what, Mapping):
-        adapters = init_lora(jax.random.key(0), f, params, x, what)
-        adapted, params = lora(f, what), {"adapters": adapters, "frozen": params}
-        g: Callable[..., Any] = lambda p, x: adapted(p["frozen"], p["adapters"], x)  # noqa: E731
-    else:
-        g = f
+    g, params = _with_adapters(f, params, x, what) if isinstance(what, Mapping) else (f, params)
     traced = program.trace(g, params, x)
     sites, names = _learnt(traced, what)
     if spec is not None:
         spec = {**spec, **dict.fromkeys(sites)}
         _check_behind(traced, sites, program.resolve(spec, traced).keys())
         g = compression.integer(g, spec)
-    leaves, structure = jax.tree.flatten(params)
-    # Leaves of the parameters come before those of the data.
-    weights = enumerate(traced.inputs[: len(leaves)])
-    places = {value.path: i for i, value in weights if value.path in names}
-    learnt = {path: jnp.asarray(leaves[i]) for path, i in places.items()}
-
-    def joined(codes: Any, learnt: Mapping[str, Array]) -> Any:
-        by_place = {places[path]: array for path, array in learnt.items()}
-        if spec is not None:
-            rest = {**codes.rest, **{str(i): array for i, array in by_place.items()}}
-            return dataclasses.replace(codes, rest=rest)
-        filled = [by_place.get(i, codes.get(str(i))) for i in range(len(leaves))]
-        return jax.tree.unflatten(structure, filled)
+    split = _Split.of(traced, params, names, spec is not None)
 
     def step(codes: Any, x: Any, y: Any, state: Any) -> tuple[Any, Any]:
         known = y >= 0
 
         def mean_loss(learnt: Any) -> tuple[Array, Any]:
-            logits = g(joined(codes, learnt), x)
+            logits = g(split.joined(codes, learnt), x)
             losses = jnp.where(known, loss(logits, jnp.where(known, y, 0)), 0)
             return losses.sum() / jnp.maximum(known.sum(), 1).astype(losses.dtype), logits
 
@@ -131,19 +116,65 @@ def learner(
         new = {"learnt": optax.apply_updates(state["learnt"], updates), "optimizer": after}
         return logits, jax.tree.map(lambda a, b: jnp.where(known.any(), a, b), new, state)
 
-    state = {"learnt": learnt, "optimizer": optimizer.init(learnt)}
-    return step, _without(g, params, x, spec is not None, places), state
-
-
-def _without(g: Any, params: Any, x: Any, is_integer: bool, places: Mapping[str, int]) -> Any:
-    """Converts parameters, and leaves out those that the state has."""
-    kept = {str(i) for i in places.values()}
-    if is_integer:
-        codes = g.convert(params, x)
-        rest = {name: leaf for name, leaf in codes.rest.items() if name not in kept}
-        return dataclasses.replace(codes, rest=rest)
     leaves = jax.tree.leaves(params)
-    return {str(i): leaf for i, leaf in enumerate(leaves) if str(i) not in kept}
+    learnt = {path: jnp.asarray(leaves[i]) for path, i in split.places.items()}
+    frozen = split.frozen(g.convert(params, x) if split.is_integer else leaves)
+    return step, frozen, {"learnt": learnt, "optimizer": optimizer.init(learnt)}
+
+
+def _with_adapters(
+    f: Callable[..., Any], params: Any, x: Any, settings: Mapping[str, LoRA | None]
+) -> tuple[Callable[..., Any], Any]:
+    """Makes the adapted function one of a single pytree of parameters."""
+    adapters = init_lora(jax.random.key(0), f, params, x, settings)
+    adapted = lora(f, settings)
+    return (
+        lambda p, x: adapted(p["frozen"], p["adapters"], x),
+        {"adapters": adapters, "frozen": params},
+    )
+
+
+class _Split(NamedTuple):
+    """How parameters are parted into those that learn, in the state, and the frozen others.
+
+    Attributes:
+        structure: The structure of all of them.
+        places: Path -> number of the leaf, of those that learn.
+        is_integer: Whether the frozen ones are codes of `jaxeff.integer`.
+    """
+
+    structure: Any
+    places: Mapping[str, int]
+    is_integer: bool
+
+    @classmethod
+    def of(
+        cls, traced: program.Program, params: Any, names: Container[str], is_integer: bool
+    ) -> _Split:
+        """Finds the leaves with the given names, among those of the parameters."""
+        structure = jax.tree.structure(params)
+        # Leaves of the parameters come before those of the data.
+        weights = enumerate(traced.inputs[: structure.num_leaves])
+        places = {value.path: i for i, value in weights if value.path in names}
+        return cls(structure, places, is_integer)
+
+    def frozen(self, parameters: Any) -> Any:
+        """Leaves out what learns, of codes or of a list of leaves."""
+        learnt = {str(i) for i in self.places.values()}
+        if self.is_integer:
+            rest = {name: leaf for name, leaf in parameters.rest.items() if name not in learnt}
+            return dataclasses.replace(parameters, rest=rest)
+        return {str(i): leaf for i, leaf in enumerate(parameters) if str(i) not in learnt}
+
+    def joined(self, frozen: Any, learnt: Mapping[str, Array]) -> Any:
+        """Puts what learns back among the frozen parameters."""
+        by_place = {self.places[path]: array for path, array in learnt.items()}
+        if self.is_integer:
+            rest = {**frozen.rest, **{str(i): array for i, array in by_place.items()}}
+            return dataclasses.replace(frozen, rest=rest)
+        count = self.structure.num_leaves
+        filled = [by_place.get(i, frozen.get(str(i))) for i in range(count)]
+        return jax.tree.unflatten(self.structure, filled)
 
 
 def _learnt(traced: program.Program, what: str | Mapping[str, Any]) -> tuple[list[str], set[str]]:

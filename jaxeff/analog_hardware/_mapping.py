@@ -139,47 +139,54 @@ def partition(
     examples = np.shape(jax.tree.leaves(batch)[0])[0]
 
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
-        # On the host, where it can raise: in the compiled rule a negative input becomes NaN.
-        if not array.signed:
-            products.require_non_negative(layer.site, _product(layer)(*values)[0])
-        shapes: list[tuple[Any, Any]] = []
-
-        def observe(_: Any, tiles: products.TiledProduct, clamped: products.Shares) -> None:
-            shapes.append((tiles.inputs.shape, tiles.weights.shape))
-            clipped.append(clamped)
-
-        @jax.jit
-        def run(*operands: Any) -> Any:
-            # Filled while tracing: tracers of an earlier trace mustn't stay.
-            clipped.clear()
-            outputs = products.on_crossbar(array, layer, None, operands, None, observe)
-            return outputs, [jnp.stack([jnp.asarray(c) for c in each]) for each in clipped]
-
-        clipped: list[Any] = []
-        outputs, shares_of = run(*values)
-        # Shapes of the layer's own matrix, before groups are packed into tiles.
-        groups, rows, columns = jax.eval_shape(_product(layer), *values)[1].shape
-        tiles = int(np.prod(shapes[0][1][:3]))
-        vectors = shapes[0][0][2]
-        shares = [float(x) for x in np.mean(shares_of, axis=0)]
-        room = tiles * array.rows * array.columns
-        placements.append(
-            Placement(
-                layer.site, rows, columns, groups, tiles, len(shapes) * tiles * vectors / examples,
-                groups * rows * columns / room, *shares,
-            )
-        )  # fmt: skip
-        if shares[2] > SATURATED:
+        outputs, placement = _placed(array, layer, values, examples)
+        placements.append(placement)
+        if placement.clipped_counts > SATURATED:
             warnings.warn(
-                f"partition: {shares[2]:.0%} of the read-outs of {layer.site!r} are clamped; a "
-                "smaller gain, fewer sends, or a larger weight_step (calibrate_ranges) leaves more "
-                "of them in range.",
+                f"partition: {placement.clipped_counts:.0%} of the read-outs of {layer.site!r} are "
+                "clamped; a smaller gain, fewer sends, or a larger weight_step (calibrate_ranges) "
+                "leaves more of them in range.",
                 stacklevel=2,
             )
         return outputs
 
     _run("partition", f, params, batch, spec, rule)
     return Partition(placements)
+
+
+def _placed(
+    array: Crossbar, layer: Layer, values: Sequence[Any], examples: int
+) -> tuple[Sequence[Any], Placement]:
+    """Runs a layer on its arrays, and reports how it lies there."""
+    # On the host, where it can raise: in the compiled rule a negative input becomes NaN.
+    if not array.signed:
+        products.require_non_negative(layer.site, _product(layer)(*values)[0])
+    shapes: list[tuple[Any, Any]] = []
+    clipped: list[Any] = []
+
+    def observe(_: Any, tiles: products.TiledProduct, clamped: products.Shares) -> None:
+        shapes.append((tiles.inputs.shape, tiles.weights.shape))
+        clipped.append(clamped)
+
+    @jax.jit
+    def run(*operands: Any) -> Any:
+        # Filled while tracing: tracers of an earlier trace mustn't stay.
+        clipped.clear()
+        outputs = products.on_crossbar(array, layer, None, operands, None, observe)
+        return outputs, [jnp.stack([jnp.asarray(c) for c in each]) for each in clipped]
+
+    outputs, shares_of = run(*values)
+    # Shapes of the layer's own matrix, before groups are packed into tiles.
+    groups, rows, columns = jax.eval_shape(_product(layer), *values)[1].shape
+    tiles = int(np.prod(shapes[0][1][:3]))
+    vectors = shapes[0][0][2]
+    shares = [float(x) for x in np.mean(shares_of, axis=0)]
+    room = tiles * array.rows * array.columns
+    placement = Placement(
+        layer.site, rows, columns, groups, tiles, len(shapes) * tiles * vectors / examples,
+        groups * rows * columns / room, *shares,
+    )  # fmt: skip
+    return outputs, placement
 
 
 @core.validate(
@@ -224,13 +231,7 @@ def calibrate_ranges(
     def rule(array: Crossbar, layer: Layer, values: Sequence[Any]) -> Sequence[Any]:
         site = layer.site
         a, w = (np.asarray(x) for x in _product(layer)(*values))
-        for name, x in (("activations", a), ("weights", w)):
-            if not np.isfinite(x).all():
-                bad = int((~np.isfinite(x)).sum())
-                raise ValueError(
-                    f"calibrate_ranges: {bad} of {x.size} {name} of {site!r} are NaN or "
-                    "infinite: mend the data, or train the model anew."
-                )
+        _check_finite_operands(site, activations=a, weights=w)
         # Zeros, which a ReLU makes many of, need no code of their own: they would pull the
         # percentile down.
         positive = np.abs(a[a != 0]) if array.signed else a[a > 0]
@@ -247,6 +248,15 @@ def calibrate_ranges(
         count += 1
     if not count:
         raise ValueError("calibrate_ranges needs at least one batch, but there is none.")
+    return _with_steps(settings, tops, largest)
+
+
+def _with_steps(
+    settings: Mapping[str, Crossbar],
+    tops: Mapping[str, Sequence[float]],
+    largest: Mapping[str, float],
+) -> dict[str, Crossbar]:
+    """Sets steps by the percentiles of inputs, one a batch, and of weights."""
     if silent := sorted(set(settings) - set(tops)):
         raise ValueError(
             f"calibrate_ranges: {silent[0]!r} gets no positive input in any batch, so there is "
@@ -260,6 +270,16 @@ def calibrate_ranges(
         )
         for site, array in settings.items()
     }
+
+
+def _check_finite_operands(site: str, **operands: np.ndarray) -> None:
+    for name, x in operands.items():
+        if not np.isfinite(x).all():
+            bad = int((~np.isfinite(x)).sum())
+            raise ValueError(
+                f"calibrate_ranges: {bad} of {x.size} {name} of {site!r} are NaN or infinite: mend "
+                "the data, or train the model anew."
+            )
 
 
 def _kept(step: Any, measured: Any) -> Any:

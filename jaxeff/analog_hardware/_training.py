@@ -196,8 +196,7 @@ def train_for_chip(
         sites: The layers that run on it.
         array: The size and gain; `Crossbar(gain=0.004)`, the twin's, if None.
         optimizer: Optimizer of every stage, which starts it anew.
-        epochs: Epochs of quantization-aware training, of the white box, and in the loop; 0 leaves a
-            stage out.
+        epochs: Epochs of quantization-aware training, of the white box, and in the loop, or 0.
         batch_size: Examples per update.
         design: Sizes of the measurements of the chip.
         checkpoints: Folder for a checkpoint of every stage, with which a call that failed goes on.
@@ -210,34 +209,43 @@ def train_for_chip(
     check_query("train_for_chip", query)
     for stage, count in zip(STAGES, epochs, strict=True):
         core.check_count(f"train_for_chip: epochs of {stage}", count, 0)
-    keys = dict(zip((*STAGES, "measured"), jax.random.split(key, 4), strict=True))
+    *keys, measured = jax.random.split(key, 4)
     x, labels = data
     spec = {sites: array or Crossbar(gain=0.004)}
     # Fixed ranges: the codes of a deployed network must not depend on its batch.
     spec = calibrate_ranges(f, params, [x[: max(batch_size, 256)]], spec)
     design = design or measurements.Design(rows=_one(spec).rows, columns=_one(spec).columns)
     # Measured once: the white box then replaces the chip in all stages but the last.
-    box = fit_white_box(measurements.characterize(keys["measured"], query, design))
-    boxed = with_model(spec, box)
-    # The ramp ends halfway: the rest of the stage learns under the noise that was measured.
-    steps = epochs[1] * (len(labels) // batch_size)
-
-    losses: dict[str, Loss] = {
-        "quantized": cross_entropy(analog(f, spec), keyed=True),
-        "white_box": growing_noise(f, boxed, optax.linear_schedule(0.0, 1.0, max(steps // 2, 1))),
-        "in_the_loop": cross_entropy(in_the_loop(f, boxed, query), keyed=True),
-    }
+    boxed = with_model(spec, fit_white_box(measurements.characterize(measured, query, design)))
+    losses = _losses_of_stages(f, spec, boxed, query, epochs[1] * (len(labels) // batch_size))
     history: dict[str, Any] = {}
-    for stage, count in zip(STAGES, epochs, strict=True):
+    for stage, stage_key, count in zip(STAGES, keys, epochs, strict=True):
         if not count:
             continue
         file = None if checkpoints is None else Path(checkpoints) / f"{stage}.safetensors"
         result = fit(
-            keys[stage], losses[stage], params, data, optimizer=optimizer, epochs=count,
+            stage_key, losses[stage], params, data, optimizer=optimizer, epochs=count,
             batch_size=batch_size, checkpoint=file, progress=progress,
         )  # fmt: skip
         params, history[stage] = result.params, result.history
     return ForChip(params, boxed, history)
+
+
+def _losses_of_stages(
+    f: Callable[..., Any],
+    spec: Mapping[str, Crossbar],
+    boxed: Mapping[str, Crossbar],
+    query: Query,
+    steps: int,
+) -> dict[str, Loss]:
+    """Makes what each stage minimises; `steps` are those with the white box, `boxed`."""
+    # The ramp ends halfway: the rest of the stage learns under the noise that was measured.
+    ramp = optax.linear_schedule(0.0, 1.0, max(steps // 2, 1))
+    return {
+        "quantized": cross_entropy(analog(f, spec), keyed=True),
+        "white_box": growing_noise(f, boxed, ramp),
+        "in_the_loop": cross_entropy(in_the_loop(f, boxed, query), keyed=True),
+    }
 
 
 @core.validate(spec=core.spec_of(Crossbar), schedule=core.function_of_form("schedule(step)"))

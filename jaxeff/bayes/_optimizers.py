@@ -141,12 +141,7 @@ def ivon(
         )
 
     def update(
-        updates: Any,
-        state: IVONState,
-        params: Any = None,
-        *,
-        grad_fn: Callable[[Any, Any], Any] | None = None,
-        **extra: Any,
+        updates: Any, state: IVONState, params: Any = None, *, grad_fn: Any = None, **extra: Any
     ) -> tuple[Any, IVONState]:
         del updates, extra
         if params is None or grad_fn is None:
@@ -157,25 +152,12 @@ def ivon(
         draws = jax.random.split(jax.random.fold_in(key, state.step), samples)
         estimates = [_estimate(draw, grad_fn, params, state) for draw in draws]
         gradient, bent = jax.tree.map(lambda *each: sum(each) / samples, *estimates)
-        mean = jax.tree.map(
-            lambda m, g: momentum * m + (1 - momentum) * g, state.momentum, gradient
-        )
-        h = jax.tree.map(
-            lambda h, b: _averaged(h, b, decay, _as(state.weight_decay, h)), state.curvature, bent
-        )
+        new = _with_averages(state, gradient, bent, momentum, decay)
         rate = learning_rate(state.step) if callable(learning_rate) else learning_rate
         # So that a rate means as much as one of gradient descent at the start.
         rate = jnp.asarray(rate, jnp.float32) * (curvature + weight_decay)
-        unbiased = 1 - momentum ** (state.step + 1).astype(jnp.float32)
-
-        def move(w: Array, g: Array, h: Array) -> Array:
-            d = _as(state.weight_decay, w)
-            newton = (g / _as(unbiased, w) + d * w) / (h + d)
-            newton = newton if clip is None else jnp.clip(newton, -clip, clip)
-            return -_as(rate, w) * newton
-
-        moved = jax.tree.map(move, params, mean, h)
-        return moved, state._replace(step=state.step + 1, momentum=mean, curvature=h)
+        unbiased = 1 - momentum ** new.step.astype(jnp.float32)
+        return _newton_updates(params, new, rate, unbiased, clip), new
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -193,10 +175,37 @@ def _estimate(
     return gradient, bent
 
 
-def _averaged(h: Array, bent: Array, decay: float, weight_decay: Array) -> Array:
-    # The last term, second order in the step, keeps h + d positive whatever the estimate.
-    change = (1 - decay) * (h - bent)
-    return h - change + change**2 / (2 * (h + weight_decay))
+def _with_averages(
+    state: IVONState, gradient: Any, bent: Any, momentum: float, decay: float
+) -> IVONState:
+    """Moves the averages of gradients and of curvature by an estimate of both."""
+
+    def averaged(h: Array, b: Array) -> Array:
+        # The last term, second order in the step, keeps h + d positive whatever the estimate.
+        change = (1 - decay) * (h - b)
+        return h - change + change**2 / (2 * (h + _as(state.weight_decay, h)))
+
+    return state._replace(
+        step=state.step + 1,
+        momentum=jax.tree.map(
+            lambda m, g: momentum * m + (1 - momentum) * g, state.momentum, gradient
+        ),
+        curvature=jax.tree.map(averaged, state.curvature, bent),
+    )
+
+
+def _newton_updates(
+    params: Any, state: IVONState, rate: Array, unbiased: Array, clip: float | None
+) -> Any:
+    """Divides gradients by the curvature; both are averages, of which `unbiased` corrects one."""
+
+    def move(w: Array, g: Array, h: Array) -> Array:
+        d = _as(state.weight_decay, w)
+        newton = (g / _as(unbiased, w) + d * w) / (h + d)
+        newton = newton if clip is None else jnp.clip(newton, -clip, clip)
+        return -_as(rate, w) * newton
+
+    return jax.tree.map(move, params, state.momentum, state.curvature)
 
 
 def _stds(state: IVONState) -> Any:

@@ -226,22 +226,10 @@ def update_statistics(
 
     def rule(setting: LayerQuantization, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
         of_layer: dict[str, Quantizer] = {}
-
-        def quantized(arrays: Sequence[Any], read: Sequence[Any]) -> list[Any]:
-            arrays = list(arrays)
-            for quantizer, tensor, i in read:
-                x = arrays[i]
-                # Statistics are those of the quantized model: all layers still use the old numbers.
-                rules = isinstance(quantizer, Updates)
-                of_layer[tensor.name] = (
-                    quantizer.update_statistics(x, tensor) if rules else quantizer
-                )
-                arrays[i] = quantizer.quantize(x, tensor)
-            return arrays
-
-        inputs = quantized(values, _quantized.of_inputs(layer, setting, values, key))
-        outputs = list(plain_rule(layer, key, *inputs))
-        outputs = quantized(outputs, _quantized.of_outputs(layer, setting, outputs, key))
+        read = _quantized.of_inputs(layer, setting, values, key)
+        outputs = plain_rule(layer, key, *_quantized_updating(values, read, of_layer))
+        read = _quantized.of_outputs(layer, setting, outputs, key)
+        outputs = _quantized_updating(outputs, read, of_layer)
         if layer.site in outside:
             updated[layer.site] = of_layer
         return outputs
@@ -253,6 +241,22 @@ def update_statistics(
             f"update_statistics needs a setting for {missing[0]!r} itself, as init returns it."
         )
     return {site: _with(setting, updated.get(site)) for site, setting in spec.items()}
+
+
+def _quantized_updating(
+    arrays: Sequence[Any],
+    read: Sequence[tuple[Quantizer, Tensor, int]],
+    updated: dict[str, Quantizer],
+) -> list[Any]:
+    """Quantizes arrays by the old numbers, and puts quantizers with new ones into `updated`."""
+    arrays = list(arrays)
+    for quantizer, tensor, i in read:
+        x = arrays[i]
+        # Statistics are those of the quantized model: all layers still use the old numbers.
+        rules = isinstance(quantizer, Updates)
+        updated[tensor.name] = quantizer.update_statistics(x, tensor) if rules else quantizer
+        arrays[i] = quantizer.quantize(x, tensor)
+    return arrays
 
 
 def _with(setting: Any, updated: dict[str, Quantizer] | None) -> Any:
@@ -479,17 +483,17 @@ def random_weights(
                 continue
             # A leaf holds one distribution, and only a parameter itself is a leaf.
             at = position.get(layer.inputs[i])
-            if at is None or at in taken:
-                why = (
-                    "reaches its product in another form"
-                    if at is None
-                    else (f"is read by {taken[at]!r}, too")
-                )
-                raise ValueError(
-                    f"The weight of {layer.site!r} {why}, so it has no distribution of its own; "
-                    "leave the layer out of the spec, or draw its weights: quantized(f, spec, "
-                    "keyed=True)."
-                )
+            if at is None:
+                raise _no_distribution(layer, "reaches its product in another form")
+            if at in taken:
+                raise _no_distribution(layer, f"is read by {taken[at]!r}, too")
             taken[at] = layer.site
             leaves[at] = quantizer.gaussian(leaves[at], tensor)
     return jax.tree.unflatten(structure, leaves)
+
+
+def _no_distribution(layer: Layer, why: str) -> ValueError:
+    return ValueError(
+        f"The weight of {layer.site!r} {why}, so it has no distribution of its own; leave the "
+        "layer out of the spec, or draw its weights: quantized(f, spec, keyed=True)."
+    )

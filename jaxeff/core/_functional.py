@@ -258,29 +258,36 @@ def restore(
         for path, leaf in reading.state.items()
     } | (flatten(state) if state else {})
     values = flatten(params)
-    for what, leaves_by_path, expected in (
-        ("parameter", values, reading.params), ("state", leaves, reading.state)
-    ):  # fmt: skip
-        missing, unknown = (
-            sorted({*expected} - {*leaves_by_path}),
-            sorted({*leaves_by_path} - {*expected}),
-        )
-        if missing or unknown:
-            name = (missing or unknown)[0]
-            raise ValueError(
-                f"restore: {what} {name!r} {'is missing' if missing else 'is none of the model'}; "
-                f"a {type(model).__name__} has {sorted(expected)}."
-            )
+    _check_paths(model, "parameter", values, reading.params)
+    _check_paths(model, "state", leaves, reading.state)
     if state is None and plan is None and reading.state:
-        for path, leaf in values.items():
-            if np.shape(leaf) != np.shape(reading.params[path]):
-                raise ValueError(
-                    f"restore: {path!r} is {_show(_spec(leaf))} and was "
-                    f"{_show(_spec(reading.params[path]))}, and the model's state has shapes of "
-                    "its own: give the plan, restore(model, params, plan=plan), or "
-                    "state=plan.shrink(state), of functional(model, mutable=True)."
-                )
+        _check_shapes(values, reading.params)
     return reading.restored(values, leaves, kept)
+
+
+def _check_paths(
+    model: Any, what: str, leaves: Mapping[str, Any], expected: Mapping[str, Any]
+) -> None:
+    """Checks that leaves to restore are those of the model, none more and none less."""
+    missing, unknown = sorted({*expected} - {*leaves}), sorted({*leaves} - {*expected})
+    if missing or unknown:
+        name = (missing or unknown)[0]
+        raise ValueError(
+            f"restore: {what} {name!r} {'is missing' if missing else 'is none of the model'}; "
+            f"a {type(model).__name__} has {sorted(expected)}."
+        )
+
+
+def _check_shapes(values: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Checks that no parameter became smaller: state that nothing says more of has old shapes."""
+    for path, leaf in values.items():
+        if np.shape(leaf) != np.shape(expected[path]):
+            raise ValueError(
+                f"restore: {path!r} is {_show(_spec(leaf))} and was "
+                f"{_show(_spec(expected[path]))}, and the model's state has shapes of its own: "
+                "give the plan, restore(model, params, plan=plan), or state=plan.shrink(state), of "
+                "functional(model, mutable=True)."
+            )
 
 
 def _read_model(

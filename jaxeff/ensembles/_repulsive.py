@@ -356,6 +356,23 @@ def repulsive(
         ValueError: There is one member, samples are missing, empty or superfluous, a choice is
             unknown, or the strength negative; in `fit`: samples are training inputs.
     """
+    _check_members(g)
+    if not callable(space):
+        core.check_choice("repulsive: space", space, ("function", "weights"))
+    core.check_choice("repulsive: on", on, ("outputs", "probabilities"))
+    core.check_choice("repulsive: method", method, METHODS)
+    core.check_choice("repulsive: moves", moves, ("all", "members"))
+    core.check_number("repulsive: strength", strength, 0)
+    if method == "svgd":
+        _check_for_svgd(loss, space)
+    check_samples(samples, wanted=space != "weights")
+    kernel = RBF() if kernel is None else kernel
+    return RepulsiveLoss(
+        loss, g, samples, strength, space, on, kernel, method, moves, keyed=keyed, mutable=mutable
+    )
+
+
+def _check_members(g: Any) -> None:
     if not isinstance(g, Ensemble):
         raise TypeError(
             f"repulsive: g must be what jaxeff.ensemble returned, not a {type(g).__name__}"
@@ -366,27 +383,19 @@ def repulsive(
             f"repulsive: {', '.join(named)} has one member, which nothing can repel: give it "
             "Members(2) or more, or train it with the loss alone"
         )
-    if not callable(space):
-        core.check_choice("repulsive: space", space, ("function", "weights"))
-    core.check_choice("repulsive: on", on, ("outputs", "probabilities"))
-    core.check_choice("repulsive: method", method, METHODS)
-    core.check_choice("repulsive: moves", moves, ("all", "members"))
-    core.check_number("repulsive: strength", strength, 0)
-    if method == "svgd" and callable(space):
+
+
+def _check_for_svgd(loss: Any, space: Any) -> None:
+    if callable(space):
         raise ValueError(
             'repulsive: method="svgd" averages gradients in the space that members are pushed '
             'apart in, "function" or "weights"; of features choose "wgd"'
         )
-    if method == "svgd" and space == "function" and not isinstance(loss, MemberLoss):
+    if space == "function" and not isinstance(loss, MemberLoss):
         raise TypeError(
             'repulsive: method="svgd" in function space has to know the loss of outputs: give '
             f"member_loss(g), not a {type(loss).__name__}"
         )
-    check_samples(samples, wanted=space != "weights")
-    kernel = RBF() if kernel is None else kernel
-    return RepulsiveLoss(
-        loss, g, samples, strength, space, on, kernel, method, moves, keyed=keyed, mutable=mutable
-    )
 
 
 def _with_gradient(value: Any, gradient: Any, at: Any) -> Any:

@@ -218,17 +218,10 @@ def drawn(
             totals = [(np.asarray(a), np.asarray(b)) for a, b in zip(*sums[1:], strict=True)]
             logs = [_log_variance(*total, chunks * chunk) for total in totals]
             middle = stops[calls] * chunk
-            halves = [
-                (
-                    _log_variance(*early, middle),
-                    # What isn't in the first half is in the second one.
-                    _log_variance(
-                        totals[i][0] - early[0], totals[i][1] - early[1], chunks * chunk - middle
-                    ),
-                )
-                for i, early in zip(results, half, strict=True)
-            ]
-            by_group.append((logs, halves))
+            of_results = [totals[i] for i in results]
+            by_group.append(
+                (logs, _log_variances_of_halves(half, middle, of_results, chunks * chunk))
+            )
     axes = groups.axes(complete.wanted, part.wanted) or [None] * len(complete.wanted)
     logs = [joined([g[0][i] for g in by_group], axis) for i, axis in enumerate(axes)]
     both = [
@@ -236,6 +229,23 @@ def drawn(
         for n, i in enumerate(results)
     ]
     return Drawn(logs, [(first, second) for first, second in both])
+
+
+def _log_variances_of_halves(
+    early: Sequence[tuple[np.ndarray, np.ndarray]],
+    middle: int,
+    totals: Sequence[tuple[np.ndarray, np.ndarray]],
+    count: int,
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Computes the variances of the first `middle` draws and of the others, from sums of each."""
+    return [
+        (
+            _log_variance(*sums, middle),
+            # What isn't in the first half is in the second one.
+            _log_variance(total[0] - sums[0], total[1] - sums[1], count - middle),
+        )
+        for sums, total in zip(early, totals, strict=True)
+    ]
 
 
 def _values_of_group(

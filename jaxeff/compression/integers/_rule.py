@@ -7,7 +7,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,14 +32,35 @@ from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import mark
 
 
-def ranged_by_itself(
+class _ProductArrays(NamedTuple):
+    """What a product of codes takes of its parameters.
+
+    Attributes:
+        put: `put(name, make)`, which keeps what depends on parameters alone.
+        weights: Function that makes the weights' codes and their steps.
+        bias: Function that makes what is added to each output.
+        bits: Width of the weights' codes.
+    """
+
+    put: Callable[[str, Callable[[], Array]], Array]
+    weights: Callable[[], tuple[Array, Array]]
+    bias: Callable[[], Array]
+    bits: int
+
+    def codes_steps_bias_sums(self) -> tuple[Array, Array, Array, Array]:
+        """Makes codes, steps, biases and the codes' sums by output, or looks them up."""
+        codes = self.put("codes", lambda: self.weights()[0])
+        steps = self.put("steps", lambda: self.weights()[1])
+        bias = self.put("bias", self.bias)
+        over = tuple(range(codes.ndim - 1))
+        wide = lambda: self.weights()[0].astype(jnp.int32)  # noqa: E731
+        return codes, steps, bias, self.put("sums", lambda: wide().sum(over, dtype=jnp.int32))
+
+
+def _ranged_by_itself(
     kernel: Kernel,
     call: Callable[..., Array],
-    weights: Callable[[], tuple[Array, Array]],
-    site: str,
-    bias_of: Callable[[], Array],
-    put: Callable[[str, Callable[[], Array]], Array],
-    weight_bits: int,
+    arrays: _ProductArrays,
     quantizer: Any,
     tensor: Tensor,
     x: Float[Array, "*shape"],
@@ -49,53 +70,38 @@ def ranged_by_itself(
     Two passes over the activations come first, for the range and for the codes, and the steps are
     arrays. So the result goes through memory as int32 and nothing is folded into it but the bias.
 
-    `call` is the kernel's operator, under the name of the layer; `weights` returns codes and their
-    steps; `bias_of` what is added to each output; `put` keeps what depends on parameters alone;
-    `quantizer` is the activations' grid, of no range.
+    `call` is the kernel's operator, under the name of the layer; `quantizer` is the activations'
+    grid, of no range.
     """
-    bits = operators.width(quantizer, site)
+    bits = operators.width(quantizer, tensor.site)
     x = x.astype(jnp.float32)
     to = quantizer.uniform_grid(x, tensor)
     if to is None:
         raise operators.IntegerError(
-            f"{site}/{tensor.name} has no step yet: init(f, params, x, spec) finds one, and "
+            f"{tensor.site}/{tensor.name} has no step yet: init(f, params, x, spec) finds one, and "
             "returns the spec to train and to pass here."
         )
     half = 2 ** (bits - 1)
-    attributes: dict[str, Any] = {}
-    if kernel.window:
-        attributes = {"padding": (0, 0, 0, 0), "input_zero": 0}
     # Padded as values: a code of zero per sample is no number that a kernel could pad with.
     x = kernel.padded(kernel.lay_input(x))
     of_x = jax.tree.map(lambda v: kernel.lay_scale(v, x.shape[-1]), to)
     nearest = jax.lax.round(x / of_x.step, operators.HALF_TO_EVEN)
     u = jnp.clip(nearest - of_x.zero, of_x.lower, of_x.upper) + half
-    w = put("codes", lambda: weights()[0])
-    steps = put("steps", lambda: weights()[1])
-    bias = put("bias", bias_of)
-    over = tuple(range(w.ndim - 1))
-    sums = put("sums", lambda: weights()[0].astype(jnp.int32).sum(over, dtype=jnp.int32))
-    acc = call(
-        u.astype(jnp.uint8),
-        w,
-        jnp.zeros(w.shape[-1:], jnp.int32),
-        result="sums",
-        zero=0,
-        lower=0,
-        upper=0,
-        shortcut="none",
-        shortcut_zero=0,
-        weight_bits=weight_bits,
-        activation_bits=bits,
-        **attributes,
-    )
+    w, steps, bias, sums = arrays.codes_steps_bias_sums()
+    # The operator's plain sums: no clamp, and no shortcut.
+    attributes: dict[str, Any] = {"result": "sums", "zero": 0, "lower": 0, "upper": 0}
+    attributes |= {"shortcut": "none", "shortcut_zero": 0}
+    attributes |= {"weight_bits": arrays.bits, "activation_bits": bits}
+    if kernel.window:
+        attributes |= {"padding": (0, 0, 0, 0), "input_zero": 0}
+    acc = call(u.astype(jnp.uint8), w, jnp.zeros(w.shape[-1:], jnp.int32), **attributes)
 
     def along(vector: Array) -> Array:
         return vector.reshape((1,) * (acc.ndim - 1) + vector.shape)
 
     step, offset = (kernel.lay_scale(v, acc.shape[-1]) for v in (to.step, to.zero))
     zero = (half - offset).astype(jnp.int32)
-    guard = operators.guard_bits(kernel.depth, bits, operators.levels(weight_bits))
+    guard = operators.guard_bits(kernel.depth, bits, operators.levels(arrays.bits))
     # One unit of the accumulator as a number; guard bits make the bias finer.
     unit = step * along(steps) / 2**guard
     # sum (u - zero) w = sum u w - zero sum w, with a zero that only this call knows.
@@ -316,12 +322,13 @@ class IntegerRule:
         widths = [_bits(of_x, x_tensor, layer, x_at), _bits(of_w, w_tensor, layer, w_at)]
         if self.dynamic and operators.is_open(of_x, x_tensor):
             told = _told(kernel.product, layer, widths)
-            measured = functools.partial(
-                ranged_by_itself, kernel, told, weights, layer.site, bias, put, bits
-            )
+            arrays = _ProductArrays(put, weights, bias, bits)
             _check_depth(layer.site, depth, operators.width(of_x, layer.site), bits)
             with _named(layer):
-                return _values.FloatValue(measured(of_x, x_tensor, to_float(values[x_at])))
+                x = to_float(values[x_at])
+                return _values.FloatValue(
+                    _ranged_by_itself(kernel, told, arrays, of_x, x_tensor, x)
+                )
         # The codes of the input: taken as they are where the producer writes this grid already.
         grid = operators.Codes.of(of_x, x_tensor)
         _check_depth(layer.site, depth, grid.bits, bits)

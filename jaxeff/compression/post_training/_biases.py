@@ -1,7 +1,7 @@
 """Biases that take up a batch norm or the mean of quantization errors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxeff.compression._quantized import check_spec, quantized_layer, settings_of
+from jaxeff.compression._quantized import quantized_layer
 from jaxeff.compression.numerics import Method
 from jaxeff.compression.post_training import _layerwise, _multiplication
 from jaxeff.compression.post_training._channels import Source, replace_weights, source, weights_of
 from jaxeff.core import as_arguments, input_batch, spec_of, validate
 from jaxeff.program import Layer, Program, Rule, interpret, plain_rule, trace
-from jaxeff.program.ir import Value
+from jaxeff.program.ir import Node, Value
 
 _DRAWS = 2
 
@@ -332,21 +332,45 @@ def correct_biases(
         Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction",
         arXiv:1906.04721.
     """
-    check_spec(spec)
-    args = _layerwise.arguments("correct_biases", batch)
-    program = trace(f, params, *args)
-    settings = settings_of(spec, program)
-    makers = _multiplication.producers(program)
-    leaves = jax.tree.leaves((params, *args))
-    corrected: dict[str, Array] = {}
+    model = _layerwise.read_model("correct_biases", f, params, batch, spec)
+    correction = _Correction(model, _multiplication.producers(model.program))
+    _layerwise.side_by_side(model.program, model.settings, model.leaves, correction)
+    if not correction.sites:
+        raise ValueError(
+            "correct_biases found no bias of its own in any layer of the spec: "
+            f"{_listed(model.program, model.settings)}. fold_batch_norm makes biases of batch "
+            "norms."
+        )
+    return _layerwise.PostTrained(f, _layerwise.with_leaves(params, model.leaves), dict(spec))
 
-    def at(
-        layer: Layer, exact: Sequence[Any], outputs: Sequence[Any], quantized_inputs: Sequence[Any]
+
+@dataclass(frozen=True, eq=False)
+class _Correction:
+    """What `correct_biases` does at each layer: its bias takes up the mean error of its outputs.
+
+    Attributes:
+        model: The model, whose leaves change.
+        makers: The node that makes each value.
+        sites: The layers that were corrected.
+    """
+
+    model: _layerwise.ModelReading
+    makers: dict[Value, Node]
+    sites: set[str] = field(default_factory=set)
+
+    def __call__(
+        self,
+        layer: Layer,
+        exact: Sequence[Any],
+        outputs: Sequence[Any],
+        quantized_inputs: Sequence[Any],
     ) -> Sequence[Any] | None:
+        """Computes a layer's outputs with its new bias, or returns None if it has none."""
+        program, settings, leaves = self.model.program, self.model.settings, self.model.leaves
         if layer.site not in settings or not layer.biases:
             return None
         index = layer.biases[0]
-        bias = _multiplication.origin(program, layer.inputs[index], makers, grows=True)
+        bias = _multiplication.origin(program, layer.inputs[index], self.makers, grows=True)
         # A bias that is computed, or read elsewhere too, can't take this layer's error alone.
         if bias is None or _multiplication.users(program, bias.path) != [layer.site]:
             return None
@@ -357,21 +381,13 @@ def correct_biases(
         error = np.asarray(result) - np.asarray(outputs[0])
         # E[e] of eqs. 16 and 17, over all places that an entry of the bias adds to.
         mean = _multiplication.mean_per_entry(layer, bias, index, leaf, exact, error)
-        corrected[layer.site] = mean
+        self.sites.add(layer.site)
         leaves[bias.leaf] = jnp.asarray(np.asarray(leaf) - np.asarray(mean), leaf.dtype)
         inputs = list(quantized_inputs)
         inputs[index] = bias.to_input(leaves[bias.leaf])
         # Later layers measure their error on corrected inputs (appendix D).
         changed: Sequence[Any] = rule(*inputs)
         return changed
-
-    _layerwise.side_by_side(program, settings, leaves, at)
-    if not corrected:
-        raise ValueError(
-            "correct_biases found no bias of its own in any layer of the spec: "
-            f"{_listed(program, settings)}. fold_batch_norm makes biases of batch norms."
-        )
-    return _layerwise.PostTrained(f, _layerwise.with_leaves(params, leaves), dict(spec))
 
 
 def _listed(program: Program, settings: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ from jaxeff.program import (
     Layer,
     Program,
     Rule,
+    at_sites,
     check_settings,
     evaluate,
     interpret,
@@ -436,17 +437,10 @@ def running(
 
         def make_rule(program: Program) -> Rule:
             settings = _followed(spec, program)
-            if settings.keys() != ranges.keys():
-                raise ValueError(
-                    f"The ranges are of {sorted(ranges)}, but the spec follows {sorted(settings)}; "
-                    "take those of initial_ranges."
-                )
+            _check_same_sites(ranges, settings)
 
-            def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+            def rule(setting: Int, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
                 first, *others = plain_rule(layer, key, *values)
-                setting = settings.get(layer.site)
-                if setting is None:
-                    return [first, *others]
                 tensor = Tensor(layer.site, "output_0", "activation", jnp.ndim(first))
                 grid = Uniform(setting.width("activations"))
                 with quantizing(grid, tensor, jnp.shape(first)):
@@ -456,12 +450,20 @@ def running(
                     first = _quantize(setting, first, current[layer.site])
                 return [first, *others]
 
-            return rule
+            return at_sites(settings, rule)
 
         result = interpret(rest, make_rule, None, (params, *args), kwargs)
         return result, _tag(current, core.NEW_STATE_TAG)
 
     return g
+
+
+def _check_same_sites(ranges: Ranges, settings: Mapping[str, Any]) -> None:
+    if settings.keys() != ranges.keys():
+        raise ValueError(
+            f"The ranges are of {sorted(ranges)}, but the spec follows {sorted(settings)}; take "
+            "those of initial_ranges."
+        )
 
 
 @core.validate(batch=core.parameter_tree)

@@ -9,7 +9,7 @@ Sharp edges:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -201,73 +201,116 @@ def on_grids(
         ValueError: Nothing in the spec has weights, a weight can't be replaced, values aren't
             finite, or a method doesn't keep its own grid.
     """
-    program, settings, linear, refused, leaves = read_model(where, f, params, batch, spec)
-    run = SharedPrograms()
-    solved: dict[str, tuple[Layer, Array, Quantizer]] = {}
-    started: dict[str, Quantizer] = {}
+    model = read_model(where, f, params, batch, spec)
+    rounding = _Rounding(where, model, solve)
+    side_by_side(model.program, model.settings, model.leaves, rounding, rounding.run)
+    if not rounding.started:
+        raise ValueError(f"{where} found no weights to quantize: no setting of the spec has any.")
+    spec = started_spec(model.program, model.settings, rounding.started)
+    return PostTrained(f, with_leaves(params, model.leaves), spec)
 
-    def at(
-        layer: Layer, exact: Sequence[Any], outputs: Sequence[Any], quantized_inputs: Sequence[Any]
+
+@dataclass(frozen=True, eq=False)
+class _Rounding:
+    """What `on_grids` does at each layer: its weight is solved for, and replaced among the leaves.
+
+    Attributes:
+        where: The function's name, for error messages.
+        model: The model, whose leaves change.
+        solve: Function that finds the new weights of a layer.
+        run: Programs that layers share.
+        solved: Path of a weight -> the layer that was solved for, its new weight and its method.
+        started: Methods of weights by site.
+    """
+
+    where: str
+    model: ModelReading
+    solve: Solve
+    run: SharedPrograms = field(default_factory=SharedPrograms)
+    solved: dict[str, tuple[Layer, Array, Quantizer]] = field(default_factory=dict)
+    started: dict[str, Quantizer] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        layer: Layer,
+        exact: Sequence[Any],
+        outputs: Sequence[Any],
+        quantized_inputs: Sequence[Any],
     ) -> Sequence[Any] | None:
+        """Computes a layer's outputs with its new weight, or returns None if it has no setting."""
         del outputs
-        setting = settings.get(layer.site)
+        setting = self.model.settings.get(layer.site)
         if setting is None:
             return None
         inputs = list(quantized_inputs)
         weights = [q for q in _quantized.of_inputs(layer, setting, exact) if q[1].role == "weight"]
         if not weights:
             return None
-        if layer.site not in linear:
+        if layer.site not in self.model.linear:
             raise ValueError(
-                f"{where} can't replace the weight of {layer.site!r}: {refused[layer.site]}. Set "
-                "None there."
+                f"{self.where} can't replace the weight of {layer.site!r}: "
+                f"{self.model.refused[layer.site]}. Set None there."
             )
         ((quantizer, tensor, i),) = weights
-        here = linear[layer.site]
         # The weight is fitted to what the layer will read: quantized activations of
         # quantized layers.
         for method, tensor_read, j in _quantized.of_inputs(layer, setting, quantized_inputs):
             if tensor_read.role == "activation":
-                inputs[j] = rounded(run, method, tensor_read, inputs[j])
-        path = here.origin.path
+                inputs[j] = rounded(self.run, method, tensor_read, inputs[j])
+        path = self.model.linear[layer.site].origin.path
         # Two uses of one weight share its solution, that of the first use.
-        if path not in solved:
-            check_users(where, program, here, linear)
-            w = exact[i]
-            check_finite(where, layer.site, weights=w, inputs=here.reads(inputs))
-            quantizer = start(quantizer, w, tensor)
-            problem = RoundingProblem(
-                here,
-                tensor,
-                quantizer,
-                here.contraction.matrix(np.asarray(w)).astype(np.float32),
-                here.reads(exact),
-                here.reads(inputs),
-                w.dtype,
-                run,
-            )
-            new = jnp.asarray(here.contraction.weight(np.asarray(solve(problem))).astype(w.dtype))
-            new = _snapped(where, run, quantizer, new, tensor)
-            leaf = here.origin.leaf
-            leaves[leaf] = here.origin.to_leaf(new, leaves[leaf])
-            solved[path] = layer, new, quantizer
-        first, inputs[i], quantizer = solved[path]
-        if first is not layer and _turned(program, first, layer):
-            # In this layer's own layout.
-            inputs[i] = here.origin.to_input(leaves[here.origin.leaf])
-            if not jnp.array_equal(rounded(run, quantizer, tensor, inputs[i]), inputs[i]):
-                raise ValueError(
-                    f"{where} can't replace the weight of {layer.site!r}: {first.site!r} reads "
-                    f"{path} in another layout, and the channels of one aren't those of the other. "
-                    'Give both a setting without channels (per="tensor"), or set None at both.'
-                )
-        started[layer.site] = quantizer
-        return evaluated(layer, inputs, run)
+        if path not in self.solved:
+            new, started = self._solution(layer, quantizer, tensor, exact, inputs, exact[i])
+            self.solved[path] = layer, new, started
+        first, inputs[i], quantizer = self.solved[path]
+        if first is not layer and _turned(self.model.program, first, layer):
+            inputs[i] = self._in_layout_of(layer, first, quantizer, tensor)
+        self.started[layer.site] = quantizer
+        return evaluated(layer, inputs, self.run)
 
-    side_by_side(program, settings, leaves, at, run)
-    if not started:
-        raise ValueError(f"{where} found no weights to quantize: no setting of the spec has any.")
-    return PostTrained(f, with_leaves(params, leaves), started_spec(program, settings, started))
+    def _solution(
+        self,
+        layer: Layer,
+        quantizer: Quantizer,
+        tensor: Tensor,
+        exact: Sequence[Any],
+        inputs: Sequence[Any],
+        w: Array,
+    ) -> tuple[Array, Quantizer]:
+        """Solves for the weight of a layer, replaces its leaf, and starts its method."""
+        here, leaves = self.model.linear[layer.site], self.model.leaves
+        check_users(self.where, self.model.program, here, self.model.linear)
+        check_finite(self.where, layer.site, weights=w, inputs=here.reads(inputs))
+        quantizer = start(quantizer, w, tensor)
+        problem = RoundingProblem(
+            here,
+            tensor,
+            quantizer,
+            here.contraction.matrix(np.asarray(w)).astype(np.float32),
+            here.reads(exact),
+            here.reads(inputs),
+            w.dtype,
+            self.run,
+        )
+        matrix = np.asarray(self.solve(problem))
+        new = jnp.asarray(here.contraction.weight(matrix).astype(w.dtype))
+        new = _snapped(self.where, self.run, quantizer, new, tensor)
+        leaves[here.origin.leaf] = here.origin.to_leaf(new, leaves[here.origin.leaf])
+        return new, quantizer
+
+    def _in_layout_of(
+        self, layer: Layer, first: Layer, quantizer: Quantizer, tensor: Tensor
+    ) -> Array:
+        """Lays the weight that another layer was solved for as this one reads it."""
+        origin = self.model.linear[layer.site].origin
+        w: Array = origin.to_input(self.model.leaves[origin.leaf])
+        if not jnp.array_equal(rounded(self.run, quantizer, tensor, w), w):
+            raise ValueError(
+                f"{self.where} can't replace the weight of {layer.site!r}: {first.site!r} reads "
+                f"{origin.path} in another layout, and the channels of one aren't those of the "
+                'other. Give both a setting without channels (per="tensor"), or set None at both.'
+            )
+        return w
 
 
 def _turned(program: Program, first: Layer, layer: Layer) -> bool:

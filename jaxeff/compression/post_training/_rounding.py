@@ -1,6 +1,7 @@
 """Rounding of weights: to what is nearest, or by the error of a layer's output."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -108,28 +109,28 @@ def gptq(
     References:
         Frantar et al., "GPTQ", arXiv:2210.17323.
     """
-
-    def solve(problem: RoundingProblem) -> Matrix:
-        hessian = problem.at.moment(problem.quantized, problem.quantized, problem.run)
-        width = min(block, problem.weights.shape[1])
-
-        # Weights, Hessian and the grid's numbers are arguments: one program for equal shapes.
-        def solved(method: Any, w: Matrix, hessian: Any, numbers: tuple[Matrix, ...]) -> Matrix:
-            nearest = partial(problem.nearest_of, method)
-            return _solve(w, hessian, numbers, damping, width, sort, nearest)
-
-        new: Matrix = problem.run(
-            solved, problem.quantizer, problem.weights, hessian, problem.numbers
-        )
-        # A Cholesky decomposition that fails gives NaN instead of an error.
-        if not np.isfinite(new).all():
-            raise ValueError(
-                f"gptq: the Hessian of {problem.tensor.site!r} is singular; raise damping or give "
-                "more examples."
-            )
-        return new
-
+    solve = partial(_by_hessian, damping=damping, block=block, sort=sort)
     return on_grids("gptq", f, params, batch, spec, solve)
+
+
+def _by_hessian(problem: RoundingProblem, damping: float, block: int, sort: bool) -> Matrix:
+    """Solves for a layer's weights by its Hessian, which must be regular."""
+    hessian = problem.at.moment(problem.quantized, problem.quantized, problem.run)
+    width = min(block, problem.weights.shape[1])
+
+    # Weights, Hessian and the grid's numbers are arguments: one program for equal shapes.
+    def solved(method: Any, w: Matrix, hessian: Any, numbers: tuple[Matrix, ...]) -> Matrix:
+        nearest = partial(problem.nearest_of, method)
+        return _solve(w, hessian, numbers, damping, width, sort, nearest)
+
+    new: Matrix = problem.run(solved, problem.quantizer, problem.weights, hessian, problem.numbers)
+    # A Cholesky decomposition that fails gives NaN instead of an error.
+    if not np.isfinite(new).all():
+        raise ValueError(
+            f"gptq: the Hessian of {problem.tensor.site!r} is singular; raise damping or give "
+            "more examples."
+        )
+    return new
 
 
 def _solve(
@@ -299,6 +300,7 @@ def adaround(
     core.check_number("adaround: warmup", warmup, 0, below=1)
     for i, end in enumerate(beta):
         core.check_number(f"adaround: beta[{i}]", end, 1)
+    schedule = _Schedule(steps, rate, penalty, tuple(beta), warmup)
 
     def solve(problem: RoundingProblem) -> Matrix:
         to = _grid(problem)
@@ -306,9 +308,7 @@ def adaround(
         # replace the batch, whatever its size.
         second = problem.at.moment(problem.quantized, problem.quantized)
         cross = problem.at.moment(problem.quantized, problem.exact) if asymmetric else second
-        learnt = _learn(
-            problem.weights, second, cross, to, steps, rate, penalty, tuple(beta), warmup
-        )
+        learnt = _learn(problem.weights, second, cross, to, schedule)
         # Through the method's own rounding, so that values are exactly those it gives back.
         learnt, nearest = problem.round(learnt), problem.round(problem.weights)
         return _better(learnt, nearest, problem.weights, second, cross)
@@ -335,18 +335,25 @@ def rectified_sigmoid(v: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.clip(jax.nn.sigmoid(v) * (ZETA - GAMMA) + GAMMA, 0, 1)
 
 
-@partial(jax.jit, static_argnums=(4, 7, 8))
-def _learn(
-    w: Matrix,
-    second: Array,
-    cross: Array,
-    to: Grid,
-    steps: int,
-    rate: float,
-    penalty: float,
-    beta: tuple[float, float],
-    warmup: float,
-) -> Matrix:
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["rate", "penalty"],
+    meta_fields=["steps", "beta", "warmup"],
+)
+@dataclass(frozen=True)
+class _Schedule:
+    """How `adaround` learns, by the names of its arguments."""
+
+    steps: int
+    rate: float
+    penalty: float
+    beta: tuple[float, float]
+    warmup: float
+
+
+@jax.jit
+def _learn(w: Matrix, second: Array, cross: Array, to: Grid, schedule: _Schedule) -> Matrix:
+    steps, beta, warmup = schedule.steps, schedule.beta, schedule.warmup
     # Eq. 22: every weight takes one of its two neighbours; V decides which.
     codes = w / to.step - to.zero
     floor = jnp.floor(codes)
@@ -370,9 +377,9 @@ def _learn(
         # |2h-1|^beta has no derivative at 0 by itself.
         distance = jnp.maximum(jnp.abs(2 * h - 1), 1e-6)
         decided = jnp.sum(1 - distance**exponent)
-        return error / unit + jnp.where(step < warmup * steps, 0.0, penalty) * decided
+        return error / unit + jnp.where(step < warmup * steps, 0.0, schedule.penalty) * decided
 
-    optimizer = optax.adam(rate)
+    optimizer = optax.adam(schedule.rate)
 
     def update(state: tuple[Array, Any], step: Array) -> tuple[tuple[Array, Any], None]:
         v, moments = state

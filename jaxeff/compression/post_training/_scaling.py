@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jaxeff.compression.post_training._channels import LayerPair, gains, pairs, 
 from jaxeff.compression.post_training._multiplication import Multiplication
 from jaxeff.compression.quantizers import Scaled
 from jaxeff.core import input_batch, probability, static_integer, validate
-from jaxeff.program import Layer, Program, SharedPrograms, evaluate, plain_rule
+from jaxeff.program import Layer, SharedPrograms, evaluate, plain_rule
 
 _EXACT = jax.lax.Precision.HIGHEST
 
@@ -72,72 +72,116 @@ def awq(
     References:
         Lin et al., "AWQ: Activation-aware Weight Quantization", arXiv:2306.00978.
     """
-    program, settings, linear, refused, leaves = layerwise.read_model("awq", f, params, batch, spec)
-    run = SharedPrograms()
-    sites: dict[str, tuple[Multiplication, Quantizer, Tensor, Array, Array]] = {}
+    model, run = layerwise.read_model("awq", f, params, batch, spec), SharedPrograms()
+    weighed = _weighed(model, run)
+    scales = _scales(model, weighed, points, fold, run)
+    # Rounded once all scales are found: folding one changes the weights of the layer before.
+    started = _rounded_scaled(model, weighed, scales, run)
+    spec = layerwise.started_spec(model.program, model.settings, started)
+    return layerwise.PostTrained(f, layerwise.with_leaves(params, model.leaves), spec)
+
+
+class _Weighed(NamedTuple):
+    """A layer whose weights are quantized, and the statistics of its inputs that weigh errors.
+
+    Attributes:
+        at: The layer.
+        quantizer: The method of its weights.
+        tensor: Description of the weight for the method.
+        second: The mean of products of two inputs.
+        size: The mean magnitude of each input.
+    """
+
+    at: Multiplication
+    quantizer: Quantizer
+    tensor: Tensor
+    second: Float[Array, "groups inputs inputs"]
+    size: Float[Array, "groups inputs"]
+
+
+def _weighed(model: layerwise.ModelReading, run: SharedPrograms) -> dict[str, _Weighed]:
+    """Measures the inputs of all layers whose weights are quantized."""
+    outside = {layer.site for layer in model.program.layers}
+    sites: dict[str, _Weighed] = {}
 
     def measure(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        setting = settings.get(layer.site)
+        setting = model.settings.get(layer.site)
         operands = [] if setting is None else of_inputs(layer, setting, values)
         weights = [(q, t) for q, t, _ in operands if t.role == "weight"]
-        if weights and layer.site in {la.site for la in program.layers}:
-            if layer.site not in linear:
+        if weights and layer.site in outside:
+            if layer.site not in model.linear:
                 raise ValueError(
-                    f"awq can't replace the weight of {layer.site!r}: {refused[layer.site]}. Set "
-                    "None there."
+                    f"awq can't replace the weight of {layer.site!r}: {model.refused[layer.site]}. "
+                    "Set None there."
                 )
-            at = linear[layer.site]
-            layerwise.check_users("awq", program, at, {layer.site: at})
+            at = model.linear[layer.site]
+            layerwise.check_users("awq", model.program, at, {layer.site: at})
             x = at.reads(values)
             layerwise.check_finite("awq", layer.site, weights=values[at.index], inputs=x)
-            sites[layer.site] = (at, *weights[0], at.moment(x, x, run), at.magnitude(x, run))
+            sizes = at.moment(x, x, run), at.magnitude(x, run)
+            sites[layer.site] = _Weighed(at, *weights[0], *sizes)
         return plain_rule(layer, key, *values)
 
-    evaluate(program, measure, None, leaves)
+    evaluate(model.program, measure, None, model.leaves)
     if not sites:
         raise ValueError("awq found no weights to quantize: no setting of the spec has any.")
+    return sites
+
+
+def _scales(
+    model: layerwise.ModelReading,
+    weighed: Mapping[str, _Weighed],
+    points: int,
+    fold: bool,
+    run: SharedPrograms,
+) -> dict[str, Float[np.ndarray, "groups inputs"]]:
+    """Finds the scales of all layers' inputs, and returns those that no layer before takes."""
     # Where a linear layer comes before, scales go into its outputs and cost nothing at run time.
     into: dict[str, LayerPair] = {}
     if fold:
-        into = {pair.second.layer.site: pair for pair in pairs(program, leaves)}
+        into = {pair.second.layer.site: pair for pair in pairs(model.program, model.leaves)}
     scales: dict[str, np.ndarray] = {}
-    for site, (at, quantizer, tensor, second, size) in sites.items():
+    for site, layer in weighed.items():
         pair = into.get(site)
-        channels = input_channels(at) if pair is None else pair.channels
-        scale = _search(at, leaves, quantizer, tensor, second, size, channels, points, run)
+        channels = input_channels(layer.at) if pair is None else pair.channels
+        scale = _search(layer, model.leaves, channels, points, run)
         if pair is not None:
-            rescale(pair, leaves, scale)
+            rescale(pair, model.leaves, scale)
         else:
             scales[site] = scale[channels]
-    # Rounded once all scales are found: folding one changes the weights of the layer before.
+    return scales
+
+
+def _rounded_scaled(
+    model: layerwise.ModelReading,
+    weighed: Mapping[str, _Weighed],
+    scales: Mapping[str, Float[np.ndarray, "groups inputs"]],
+    run: SharedPrograms,
+) -> dict[str, Quantizer]:
+    """Rounds all weights, and returns their methods with the scales that were not folded."""
     started: dict[str, Quantizer] = {}
-    for site, (at, quantizer, tensor, *_) in sites.items():
-        leaf = leaves[at.origin.leaf]
+    for site, (at, quantizer, tensor, *_) in weighed.items():
+        leaf = model.leaves[at.origin.leaf]
         w = at.origin.to_input(leaf)
         if site in scales:
             quantizer = Scaled(quantizer, narrow(at, scales[site]))
         method = layerwise.start(quantizer, w, tensor)
         new = layerwise.rounded(run, method, tensor, w)
         layerwise.check_kept("awq", method, new, tensor, run)
-        leaves[at.origin.leaf] = at.origin.to_leaf(new, leaf)
+        model.leaves[at.origin.leaf] = at.origin.to_leaf(new, leaf)
         started[site] = method
-    return layerwise.PostTrained(
-        f, layerwise.with_leaves(params, leaves), layerwise.started_spec(program, settings, started)
-    )
+    return started
 
 
 def _search(
-    at: Multiplication,
+    layer: _Weighed,
     leaves: Sequence[Any],
-    quantizer: Quantizer,
-    tensor: Tensor,
-    second: Array,
-    size: Float[Array, "groups inputs"],
     channels: Int[np.ndarray, "groups inputs"],
     points: int,
     run: SharedPrograms,
 ) -> Float[np.ndarray, " channels"]:
     """Searches for the scale of each input channel with the smallest output error."""
+    at, quantizer, tensor, second, size = layer
     w = weights_of(at, leaves).astype(np.float32)
     dtype = at.layer.inputs[at.index].aval.dtype
     count = int(channels.max()) + 1
@@ -265,55 +309,59 @@ def smooth_quant(
     References:
         Xiao et al., "SmoothQuant", arXiv:2211.10438.
     """
-    program, settings, linear, _, leaves = layerwise.read_model(
-        "smooth_quant", f, params, batch, spec
-    )
+    model = layerwise.read_model("smooth_quant", f, params, batch, spec)
+    reads = _reads(model)
+    folded = _fold(model, reads, alpha) if fold else set()
+    spec = layerwise.started_spec(model.program, _with_kept(model, reads, folded, alpha), {})
+    return layerwise.PostTrained(f, layerwise.with_leaves(params, model.leaves), spec)
+
+
+def _reads(model: layerwise.ModelReading) -> dict[str, _Read]:
+    """Measures the inputs of all layers that have a setting, and a weight of their own."""
     reads: dict[str, _Read] = {}
 
     def measure(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        setting = settings.get(layer.site)
+        setting = model.settings.get(layer.site)
         # Products of two activations have no weight that could take a scale.
-        if setting is not None and layer.site in linear:
-            at = linear[layer.site]
+        if setting is not None and layer.site in model.linear:
+            at = model.linear[layer.site]
             check_open("smooth_quant", layer, setting, values)
             x = at.reads(values)
             layerwise.check_finite("smooth_quant", layer.site, weights=values[at.index], inputs=x)
             reads[layer.site] = _Read(at, np.asarray(at.largest(x), np.float64), x)
         return plain_rule(layer, key, *values)
 
-    evaluate(program, measure, None, leaves)
+    evaluate(model.program, measure, None, model.leaves)
     if not reads:
         raise ValueError(
             "smooth_quant found nothing to scale: no setting of the spec quantizes a linear layer "
             "with a weight of its own."
         )
-    folded = _fold(program, leaves, linear, reads, alpha) if fold else set()
-    kept = dict(settings)
+    return reads
+
+
+def _with_kept(
+    model: layerwise.ModelReading, reads: Mapping[str, _Read], folded: set[str], alpha: float
+) -> dict[str, LayerQuantization]:
+    """Returns the settings, which keep the scales that no layer before took."""
+    kept = dict(model.settings)
     for site, read in reads.items():
         if site not in folded:
-            kept[site] = _kept(read, settings[site], leaves, alpha)
-    return layerwise.PostTrained(
-        f, layerwise.with_leaves(params, leaves), layerwise.started_spec(program, kept, {})
-    )
+            kept[site] = _kept(read, kept[site], model.leaves, alpha)
+    return kept
 
 
-def _fold(
-    program: Program,
-    leaves: list[Any],
-    linear: Mapping[str, Multiplication],
-    reads: Mapping[str, _Read],
-    alpha: float,
-) -> set[str]:
+def _fold(model: layerwise.ModelReading, reads: Mapping[str, _Read], alpha: float) -> set[str]:
     """Moves scales into the parameters of the layers before, and returns the sites done."""
-    folded: set[str] = set()
-    for pair in pairs(program, leaves):
+    leaves, folded = model.leaves, set[str]()
+    for pair in pairs(model.program, leaves):
         site = pair.second.layer.site
         # A layer's statistics don't change by what its own outputs are divided by.
         if site in reads:
             rescale(pair, leaves, _scale([reads[site]], [pair.channels], leaves, alpha))
             folded.add(site)
     # A norm that several layers read has one scale for all of them.
-    for gain in gains(program, leaves, linear):
+    for gain in gains(model.program, leaves, model.linear):
         named = [(at.layer.site, channels) for at, channels in gain.readers]
         # Layers that aren't quantized are scaled, too, but have no say.
         ours = [(site, channels) for site, channels in named if site in reads]
