@@ -108,7 +108,6 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
     # A plan that keeps everything is the function itself, bit for bit.
     if all(keep.all() for keep in plan.concrete().values()):
         return f
-    names = tuple(plan.keep)
     losing = (
         plan.channels[name] for name, keep in plan.keep.items() if not np.all(np.asarray(keep))
     )
@@ -129,32 +128,34 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
                 f"pruned can't act on analog(f, spec), which has cut {cut[0]!r} into tiles: take "
                 "pruned(f, plan) first, and analog of it"
             )
-        all_channels = read_channels(program)
-        ids = {
-            group.name: d for group, d in zip(all_channels, all_channels.dimensions, strict=True)
-        }
-        for name in names:
-            if name not in ids:
-                raise _missing(name)
-        for group in all_channels:
-            if group.held and not np.all(np.asarray(plan.keep.get(group.name, True))):
-                raise PlanError(
-                    f"{group.name!r} can't lose channels of this function: {group.held[0]}; prune "
-                    "before what does that, or take pruned(f, plan) first and transform it"
-                )
-        keep = {
-            ids[name]: where for name, where in zip(names, plan.concrete().values(), strict=True)
-        }
-        for name, where in zip(names, keep.values(), strict=True):
-            if all_channels[name].held and not where.all():
-                raise PlanError(all_channels[name].refusal)
-        zeros = frozenset(ids[name] for name in names if plan.crossed.get(name) == ZEROS)
-        emission = Emission(all_channels.labels, keep, rescale, zeros)
-        small = _cut_constants(program, emission)
+        small, emission = _restated(program, plan, rescale)
         outputs = evaluate(small, emission.rule, None, argument_leaves(args, kwargs))
         return jax.tree.unflatten(program.out_tree, outputs)
 
     return g
+
+
+def _restated(program: Program, plan: Plan, rescale: bool) -> tuple[Program, Emission]:
+    """Checks that a program can lose what a plan removes, and prepares its smaller equations."""
+    all_channels = read_channels(program)
+    ids = {group.name: d for group, d in zip(all_channels, all_channels.dimensions, strict=True)}
+    for name in plan.keep:
+        if name not in ids:
+            raise _missing(name)
+    for group in all_channels:
+        if group.held and not np.all(np.asarray(plan.keep.get(group.name, True))):
+            raise PlanError(
+                f"{group.name!r} can't lose channels of this function: {group.held[0]}; prune "
+                "before what does that, or take pruned(f, plan) first and transform it"
+            )
+    keep = dict(zip(plan.keep, plan.concrete().values(), strict=True))
+    for name, where in keep.items():
+        if all_channels[name].held and not where.all():
+            raise PlanError(all_channels[name].refusal)
+    zeros = frozenset(ids[name] for name in keep if plan.crossed.get(name) == ZEROS)
+    by_dimension = {ids[name]: where for name, where in keep.items()}
+    emission = Emission(all_channels.labels, by_dimension, rescale, zeros)
+    return _cut_constants(program, emission), emission
 
 
 def _check_masked(plan: Plan, params: Any) -> None:

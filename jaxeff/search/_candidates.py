@@ -176,6 +176,20 @@ class Small(NamedTuple):
         return g, g.convert(self.params, x)
 
 
+def _steps(steps: int | None, batch_size: int, examples: int) -> int:
+    """Returns the updates of a candidate's training, an epoch's if None, which is the most."""
+    most = examples // batch_size
+    if steps is None:
+        return most
+    check_count("Candidates: steps", steps, low=0)
+    if steps > most:
+        raise ValueError(
+            f"Candidates: steps={steps} of {batch_size} are more than the {examples} examples "
+            f"there are; an epoch has {most}"
+        )
+    return steps
+
+
 class Candidates:
     """Policies of one model on one data set, in one compiled program."""
 
@@ -217,8 +231,6 @@ class Candidates:
             ValueError: A count is out of bounds, or there are fewer examples than a batch.
         """
         check_count("Candidates: batch_size", batch_size)
-        if steps is not None:
-            check_count("Candidates: steps", steps, low=0)
         for name, examples in (("data", data), ("validation", validation)):
             if (count := training.count_examples(examples)) < batch_size:
                 raise ValueError(
@@ -234,13 +246,7 @@ class Candidates:
         if isinstance(loss, training.CheckedLoss):
             for examples in (data, validation):
                 loss.check(None, params, state, examples, batch_size)
-        most = training.count_examples(data) // batch_size
-        self.steps = most if steps is None else steps
-        if self.steps > most:
-            raise ValueError(
-                f"Candidates: steps={self.steps} of {batch_size} are more than the "
-                f"{training.count_examples(data)} examples there are; an epoch has {most}"
-            )
+        self.steps = _steps(steps, batch_size, training.count_examples(data))
         self.optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
         # Parameters and data are arguments of it: as constants they would be compiled in.
         self._measured = jax.jit(self._measure)

@@ -177,12 +177,38 @@ def monitor(
         ValueError: There are thresholds of groups or classes, or fewer than two held-out inputs.
     """
     spec = Monitoring() if spec is None else spec
+    _check_one_threshold(calibration)
+    outputs = jax.jit(f)(params, x)
+    held = _checked_scores(score(outputs))
+    limit = _selective.coverage_threshold(held, 1 - spec.unknown)
+    edges = jnp.quantile(held[::2], jnp.arange(1, spec.bins) / spec.bins).astype(jnp.float32)
+    counts = jnp.bincount(_bins(held[1::2], edges), length=spec.bins).astype(jnp.float32)
+    first = _first_state(spec, calibration, counts, jax.random.bits(key, (2,), jnp.uint32), outputs)
+
+    def step(params: Any, x: Any, targets: Any, state: MonitorState) -> tuple[Reading, Any]:
+        outputs = f(params, x)
+        scores = score(outputs)
+        region = calibration.method.region(outputs, state.threshold)
+        state, due = _queued(state, region)
+        state = _told(spec, calibration.method, state, due, targets)
+        unknown = ~(scores <= limit)  # where a score is no number, too
+        state, evidence = _watched(spec, state, _bins(scores, edges), unknown)
+        rates = state.unknown_rate, state.coverage
+        return Reading(outputs, region, unknown, *rates, evidence, state.alarm), state
+
+    return step, first
+
+
+def _check_one_threshold(calibration: _conformal.ConformalCalibration) -> None:
     if jnp.ndim(calibration.threshold):
         raise ValueError(
             "monitor: calibration must have one threshold, not one for each group or class"
         )
-    outputs = jax.jit(f)(params, x)
-    held = jnp.asarray(score(outputs), jnp.float32)
+
+
+def _checked_scores(scores: Any) -> Float[Array, " held"]:
+    """Converts the scores of held-out inputs, which must be numbers, of two inputs at least."""
+    held = jnp.asarray(scores, jnp.float32)
     if held.ndim != 1 or len(held) < 2:
         raise ValueError(
             "monitor: score(outputs) must be a vector of a number for each of at least two "
@@ -190,24 +216,7 @@ def monitor(
         )
     if core.is_concrete(held) and bool(jnp.isnan(held).any()):
         raise ValueError("monitor: x gives scores that aren't numbers: leave those inputs out")
-    limit = _selective.coverage_threshold(held, 1 - spec.unknown)
-    edges = jnp.quantile(held[::2], jnp.arange(1, spec.bins) / spec.bins).astype(jnp.float32)
-    counts = jnp.bincount(_bins(held[1::2], edges), length=spec.bins).astype(jnp.float32)
-    method = calibration.method
-
-    def step(params: Any, x: Any, targets: Any, state: MonitorState) -> tuple[Reading, Any]:
-        outputs = f(params, x)
-        scores = score(outputs)
-        region = method.region(outputs, state.threshold)
-        state, due = _queued(state, region)
-        state = _told(spec, method, state, due, targets)
-        unknown = ~(scores <= limit)  # where a score is no number, too
-        state, evidence = _watched(spec, state, _bins(scores, edges), unknown)
-        told = state.unknown_rate, state.coverage, evidence, state.alarm
-        return Reading(outputs, region, unknown, *told), state
-
-    words = jax.random.bits(key, (2,), jnp.uint32)
-    return step, _first_state(spec, calibration, counts, words, outputs)
+    return held
 
 
 def _first_state(

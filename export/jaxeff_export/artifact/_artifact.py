@@ -492,12 +492,16 @@ def export_traced(
     try:
         return lowered(arguments)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise signature.SignatureError(
-            f"JAX cannot trace the function without knowing the batch: {lines[0]} -- let nothing "
-            "but shapes depend on it (x.shape[0], or -1 in a reshape), name in any_batch only what "
-            "has one, or leave any_batch out"
-        ) from error
+        raise _needs_batch(error) from error
+
+
+def _needs_batch(error: Exception) -> signature.SignatureError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return signature.SignatureError(
+        f"JAX cannot trace the function without knowing the batch: {lines[0]} -- let nothing but "
+        "shapes depend on it (x.shape[0], or -1 in a reshape), name in any_batch only what has "
+        "one, or leave any_batch out"
+    )
 
 
 def _of_any_batch(

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -225,62 +225,92 @@ def build(
     path = Path(path)
     # Before minutes of compiling; checked once more when the folder is written.
     require_absent(path, files.MANIFEST, files.own_files)
-    rounded = example.artifact.rounds_inputs
-    if rounded:
+    if example.artifact.rounds_inputs:
         # Otherwise the bundle would refuse its own self-check.
         for pair in example.recorded:
             require_numbers(pair.inputs, example.artifact.inputs[len(example.bound) :])
     tuned = None if database is None else compiler.tuned_schedules(database, target.settings)
     say("importing StableHLO")
     lifted = lift(example, target)
-    # Arrays of a bundle that is built again are taken over, so that both hold the same bits.
-    derived, placements = example.derived, example.placements
-    if derived is None:
-        derived, placements = _derived(lifted, example)
-    works: list[compiler.Work] = []  # a C library's kernels are never modelled
+    derived, placements = _derived(lifted, example)
     with tempfile.TemporaryDirectory(prefix="jaxeff-link-") as workspace:
-        library = Path(workspace) / "library.so"
         say(f"compiling for {target.name}")
         if has_runtime(target.settings):
             kernels = compiler.schedule_module(lifted.main, target.settings, tuned)
-            works, tiles = compiler.work_of(kernels), compiler.tiles_of(kernels)
-            calls = compiler.reads_of(kernels)
+            calls, tiles = compiler.reads_of(kernels), compiler.tiles_of(kernels)
+            works = {work.name: work.facts for work in compiler.work_of(kernels)}
+            compiled = _Compiled(Path(workspace) / "library.so", calls, tiles, works)
             executable = compiler.lower_module(kernels, target.settings)
             say("linking")
-            _link(executable, library, target.linker)
-        else:
-            c_library = _c_library(example, target, lifted, derived, tuned, Path(workspace) / "c")
-            library = c_library.folder / "libmodel.a"
-            calls = [(step.kernel, step.operands) for step in c_library.steps]
-            tiles = {step.kernel: step.tile for step in c_library.steps if step.tile}
-        parts = BundleParts(
-            library=library,
-            artifact=example.artifact,
-            arguments=example.artifact.arguments[example.parameters :],
-            parameters=example.bound,
-            derived=derived,
-            operands=lifted.operands,
-            recorded=example.recorded,
-            target_name=target.name,
-            target=target.settings,
-            machine=target_machine(target.settings),
-            processor_features=kernel_features(target.settings),
-            versions=package_versions("jaxeff", "jax", "jaxlib", "apache-tvm", "apache-tvm-ffi"),
-            kernels={work.name: work.facts for work in works},
-            calls=lifted.parameters_of(calls, len(example.bound)),
-            tiles=tiles,
-            rounds_inputs=rounded,
-            verdict=example.verdict,
-            state=example.state,
-            tokenizer=example.tokenizer,
-            placements=placements,
-        )
-        # Where bundles are C libraries the next thing asked of one is another of them.
-        if has_runtime(target.settings):
+            _link(executable, compiled.library, target.linker)
+            parts = _parts(example, target, lifted, compiled, derived, placements)
             return Bundle(path, write_bundle(parts, path), example.treedef)
+        c_library = _c_library(example, target, lifted, derived, tuned, Path(workspace) / "c")
+        compiled = _Compiled.of_steps(c_library)
+        parts = _parts(example, target, lifted, compiled, derived, placements)
+        # Where bundles are C libraries the next thing asked of one is another of them.
         bundle = Bundle(path, write_bundle(parts, path), example.treedef, lifted)
         bundle.take_library(c_library)
         return bundle
+
+
+class _Compiled(NamedTuple):
+    """A compiled library.
+
+    Attributes:
+      library: its file.
+      calls: kernels in the order they are called, with the operands that they read.
+      tiles: by kernel the extents of its result that registers hold at once.
+      kernels: per kernel what it has to do; none of a C library's, which are never modelled.
+    """
+
+    library: Path
+    calls: Sequence[tuple[str, Any]]
+    tiles: Mapping[str, tuple[int, ...]]
+    kernels: Mapping[str, Mapping[str, int]]
+
+    @classmethod
+    def of_steps(cls, library: CLibrary) -> "_Compiled":
+        """Reads calls and tiles off a C library."""
+        return cls(
+            library.folder / "libmodel.a",
+            [(step.kernel, step.operands) for step in library.steps],
+            {step.kernel: step.tile for step in library.steps if step.tile},
+            {},
+        )
+
+
+def _parts(
+    example: _example.Example,
+    target: _example.NamedTarget,
+    lifted: Any,
+    compiled: _Compiled,
+    derived: Sequence[np.ndarray],
+    placements: Mapping[str, files.ArrayPlaces],
+) -> BundleParts:
+    """Puts together what a bundle holds."""
+    return BundleParts(
+        library=compiled.library,
+        artifact=example.artifact,
+        arguments=example.artifact.arguments[example.parameters :],
+        parameters=example.bound,
+        derived=derived,
+        operands=lifted.operands,
+        recorded=example.recorded,
+        target_name=target.name,
+        target=target.settings,
+        machine=target_machine(target.settings),
+        processor_features=kernel_features(target.settings),
+        versions=package_versions("jaxeff", "jax", "jaxlib", "apache-tvm", "apache-tvm-ffi"),
+        kernels=compiled.kernels,
+        calls=lifted.parameters_of(compiled.calls, len(example.bound)),
+        tiles=compiled.tiles,
+        rounds_inputs=example.artifact.rounds_inputs,
+        verdict=example.verdict,
+        state=example.state,
+        tokenizer=example.tokenizer,
+        placements=placements,
+    )
 
 
 def _in_temporary_folder(build_at: Callable[[Path], Bundle]) -> Bundle:
@@ -297,8 +327,11 @@ def _in_temporary_folder(build_at: Callable[[Path], Bundle]) -> Bundle:
 
 def _derived(
     lifted: Any, example: _example.Example
-) -> tuple[list[np.ndarray], dict[str, files.ArrayPlaces]]:
+) -> tuple[Sequence[np.ndarray], Mapping[str, files.ArrayPlaces]]:
     """Computes what depends on the parameters alone, and finds the parameters in it."""
+    # Arrays of a bundle that is built again are taken over, so that both hold the same bits.
+    if example.derived is not None:
+        return example.derived, example.placements
     compute, bound = _example.derivation(lifted), example.bound
     derived = compute(bound)
     # Of more bytes a bundle doesn't keep what was given.

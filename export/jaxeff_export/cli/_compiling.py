@@ -315,10 +315,7 @@ def spotter(
     emulated core; the page says how right and how sure it is, and what it takes.
     """
     with failures_in_one_line():
-        if targets.processor_of(targets.resolve_target(target)) is None:
-            raise targets.TargetError(
-                f"{target} is no microcontroller, such as {', '.join(targets.PROCESSORS)}"
-            )
+        _require_microcontroller(target)
         # JAX takes seconds to import: `--help` and other commands do without.
         from jaxeff_export.cli._spotter import build
 
@@ -329,3 +326,10 @@ def spotter(
             )  # fmt: skip
     console.print("\n".join(page.parts[0].sentences), highlight=False, markup=False)
     console.print(f"{output / 'report.html'}: open it in a browser", markup=False, soft_wrap=True)
+
+
+def _require_microcontroller(target: str) -> None:
+    if targets.processor_of(targets.resolve_target(target)) is None:
+        raise targets.TargetError(
+            f"{target} is no microcontroller, such as {', '.join(targets.PROCESSORS)}"
+        )

@@ -83,7 +83,6 @@ def _search(
     from jaxeff.store import CheckpointError
     from jaxeff_export.artifact import SignatureError
     from jaxeff_export.boards import BoardError, make_board
-    from jaxeff_export.bundle import deploy
     from jaxeff_export.latency import channel_multiple, measured_latency, table_latency
     from jaxeff_export.targets import resolve_target
 
@@ -104,9 +103,7 @@ def _search(
         searched = search_policies(
             key, f, params, (x, labels), target=share, agent=Knapsack(),
             # A table of kernels ranks candidates quickly; the result alone is measured end to end.
-            latency=table_latency(
-                x[:1], target=target, board=board, folder=kernels, nodes=nodes
-            ),
+            latency=table_latency(x[:1], target=target, board=board, folder=kernels, nodes=nodes),
             actions=Actions(of, round_to), episodes=episodes, steps=steps, batch_size=size,
             refinement=Refinement(measured_latency(x[:1], target=target, boards=board)),
             folder=folder,
@@ -120,13 +117,16 @@ def _search(
     small = searched.smaller
     # Trained on only now: candidates are compared after a few updates each.
     if epochs:
-        small = small.retrained(
-            # Another key: the search has used this one.
-            jax.random.fold_in(key, 1),
-            (x, labels),
-            epochs=epochs,
-            batch_size=size,
-        )
+        # Another key: the search has used this one.
+        key = jax.random.fold_in(key, 1)
+        small = small.retrained(key, (x, labels), epochs=epochs, batch_size=size)
+    _deploy_in_integers(small, x, target, bundle)
+
+
+def _deploy_in_integers(small: Any, x: Any, target: str, bundle: Path) -> None:
+    # JAX takes seconds to import: `--help` and other commands do without.
+    from jaxeff_export.bundle import deploy
+
     # Ranges of activations are measured on some images, and fixed in the integer codes.
     g, codes = small.integer(x[:_MOST])
     deploy(g, (codes, x[:1]), target, bundle)
@@ -220,16 +220,10 @@ def tune(
             from jaxeff_export.tuning import tune as tune_bundle
 
             tuned = tune_bundle(
-                Bundle.load(bundle),
-                database,
-                trials=trials,
-                operators=operators or None,
-                exclude=exclude or (),
-                board=board,
-                space=space,
-                path=output or bundle,
+                Bundle.load(bundle), database, trials=trials, operators=operators or None,
+                exclude=exclude or (), board=board, space=space, path=output or bundle,
                 console=terminal.console,
-            )
+            )  # fmt: skip
     except KeyboardInterrupt:
         terminal.complain(
             f"stopped; what was measured is in {database}, and the same command goes on"

@@ -311,21 +311,45 @@ def network(frames: int, cepstra: int, width: int, blocks: int) -> tuple[Functio
     return jaxeff.functional(nnx.Sequential(*layers, lambda h: h[:, 0, 0]))
 
 
-def train(
-    key: Any, words: Words, *, seed: int, bits: int, width: int, blocks: int, epochs: int,
-    coverage: float, begin: Path | None = None,
-) -> Spotter:  # fmt: skip
-    """Trains a spotter, first in floating point, then on its grid."""
+@dataclass(frozen=True)
+class Recipe:
+    """How a spotter is trained.
+
+    Attributes:
+        bits: Width of the weights' codes.
+        width: Channels of the network.
+        blocks: Its pairs of convolutions.
+        epochs: Epochs in floating point.
+        coverage: How often the truth is to be in its set.
+    """
+
+    bits: int
+    width: int
+    blocks: int
+    epochs: int
+    coverage: float
+
+
+def varied_features(words: Words, copies: int, seed: int) -> np.ndarray:
+    """Computes features of the training recordings, and then of varied copies of all of them."""
     audio, labels = words.train
-    rng, copies = np.random.default_rng(seed), min(COPIES, epochs)
+    rng = np.random.default_rng(seed)
     is_quiet = [name in ("_silence_", "_background_noise_") for name in words.names]
     quiet = audio[np.array(is_quiet)[labels]]
     more = [features(varied(rng, audio, quiet)) for _ in range(copies - 1)]
-    x, y = np.concatenate([features(audio), *more]), np.tile(labels, copies)
+    return np.concatenate([features(audio), *more])
+
+
+def train(
+    key: Any, words: Words, recipe: Recipe, *, seed: int, begin: Path | None = None
+) -> Spotter:
+    """Trains a spotter, first in floating point, then on its grid."""
+    labels, copies = words.train[1], min(COPIES, recipe.epochs)
+    x, y = varied_features(words, copies, seed), np.tile(labels, copies)
     mean, deviation = x.mean((0, 1, 2)), x.std((0, 1, 2))
     factor, centre = (1 / deviation).astype(np.float32), mean.astype(np.float32)
-    bare, params = network(x.shape[1], x.shape[-1], width, blocks)
-    head, last = jaxeff.functional(nnx.Linear(width, len(words.names), rngs=nnx.Rngs(99)))
+    bare, params = network(x.shape[1], x.shape[-1], recipe.width, recipe.blocks)
+    head, last = jaxeff.functional(nnx.Linear(recipe.width, len(words.names), rngs=nnx.Rngs(99)))
     if begin is not None:
         params, last = loaded(begin, params, last)
 
@@ -334,7 +358,7 @@ def train(
 
     def fit(f: Function, params: Any, share: float, rate: float, kinds: Any = "weights") -> Any:
         # An epoch of `fit` goes through all copies.
-        passes = max(round(epochs * share / copies), 1)
+        passes = max(round(recipe.epochs * share / copies), 1)
         schedule = optax.cosine_decay_schedule(rate, passes * max(len(y) // BATCH, 1))
         # Adam moves each number alike: what moves a weight a little would take steps, which are
         # smaller the more bits there are, past zero.
@@ -347,7 +371,7 @@ def train(
 
     params, last = fit(lambda p, x: head(p[1], body(p[0], x)), (params, last), 1, 3e-3)
     grid = LayerQuantization(
-        LSQ(bits, narrow=True, per="channel", initial="error"), LSQ(8, initial="error")
+        LSQ(recipe.bits, narrow=True, per="channel", initial="error"), LSQ(8, initial="error")
     )
     spec = init(body, params, x[:200], {"*:linear": grid})
     on_grid = learned(body)
@@ -373,8 +397,8 @@ def train(
         return of_last(jax.tree.map(_decoded, posterior, is_leaf=_is_coded), seen)
 
     none = uncertainty.ConformalCalibration(jnp.float32(0), _Probable())
-    spotter = Spotter(g, codes, moments, posterior, none, words.count, coverage)
-    return replace(spotter, calibration=calibrated(spotter, words, seed)(coverage))
+    spotter = Spotter(g, codes, moments, posterior, none, words.count, recipe.coverage)
+    return replace(spotter, calibration=calibrated(spotter, words, seed)(recipe.coverage))
 
 
 def loaded(path: Path, params: Any, last: Any) -> tuple[Any, Any]:
@@ -620,11 +644,11 @@ def build(
         seed: Seed of the split, the training and the streams.
         listened: Seconds of test recordings that the emulated core hears.
         begin: Weights that the training begins with; None for random numbers.
-        options: Settings of `train`.
+        options: Settings of `Recipe`.
     """
     words = words_of(folder, seed)
     say(f"training on {len(words.train[1])} recordings of {len(words.names)} classes")
-    spotter = train(jax.random.key(seed), words, seed=seed, begin=begin, **options)
+    spotter = train(jax.random.key(seed), words, Recipe(**options), seed=seed, begin=begin)
     say("judging it on other speakers")
     # Measured coverage stands in place of the one asked for, which is `asked`.
     section = {**options, **measured(spotter, words, seed)}

@@ -196,6 +196,16 @@ def _part(depth: int, attributes: Mapping[str, Any]) -> int:
     return part if -(-depth // _GROUP) > part else 0
 
 
+def dual_operands(
+    bb: relax.BlockBuilder, form: DualForm, geometry: Geometry, tensors: Sequence[relax.Expr]
+) -> list[relax.Expr]:
+    """Lays a layer's operands as the function reads them: weights packed, scales in parts."""
+    x, w, bias, *scales = tensors
+    if form.function.result == FIXED:
+        scales = [fixed_scales(bb, scales)]
+    return [x, dual_weights(bb, w, form, geometry), bias, *scales]
+
+
 def dual_weights(
     bb: relax.BlockBuilder, w: relax.Expr, form: DualForm, geometry: Geometry
 ) -> relax.Expr:

@@ -268,10 +268,7 @@ def integer_operators(
     planes = _planes.planes_of(where, dot)
     helium = dot.name == dual.SMLAD and llvm_cpu_has_features("mve", where)
     if by_planes and planes is None:
-        raise IntegerKernelError(
-            f"{where.attrs.get('mcpu', 'the target')} has no instruction that counts the bits of "
-            "a vector (AVX-512 VPOPCNTDQ, NEON), so there are no kernels by bit planes for it."
-        )
+        raise _no_planes(where)
 
     def lowered(read: Any, name: str) -> Callable[..., Any]:
         def lower(bb: relax.BlockBuilder, *tensors: relax.Expr, **attributes: Any) -> relax.Expr:
@@ -287,14 +284,10 @@ def integer_operators(
             if not any_batch and not all(_is_constant(bb, tensor) for tensor in tensors):
                 form = dual.form_of(name, geometry, dot, tensors, attributes, helium)
             if form is not None:
-                x, w, bias, *rest = tensors
-                if form.function.result == dual.FIXED:
-                    rest = [dual.fixed_scales(bb, rest)]
-                operands = [x, dual.dual_weights(bb, w, form, geometry), bias, *rest]
+                operands = dual.dual_operands(bb, form, geometry, tensors)
                 kernel = dual.dual_kernel(form, operands, attributes, shape)
-                return _call_kernel(
-                    bb, kernel, f"{name}_c_{form.kind}", operands, attributes, shape
-                )
+                call = f"{name}_c_{form.kind}"
+                return _call_kernel(bb, kernel, call, operands, attributes, shape)
             if attributes.get("total"):
                 each = {key: value for key, value in attributes.items() if key != "total"}
                 y = _emit(bb, geometry, how, tensors, each, geometry.shape, name)
@@ -319,6 +312,13 @@ def integer_operators(
 
 class IntegerKernelError(ValueError):
     """Raised for kernels that a target has no instructions for."""
+
+
+def _no_planes(where: Any) -> IntegerKernelError:
+    return IntegerKernelError(
+        f"{where.attrs.get('mcpu', 'the target')} has no instruction that counts the bits of a "
+        "vector (AVX-512 VPOPCNTDQ, NEON), so there are no kernels by bit planes for it."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
