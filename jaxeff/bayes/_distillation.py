@@ -71,9 +71,9 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxeff import core
-from jaxeff.bayes import posteriors
+from jaxeff.bayes import posteriors, variational
 from jaxeff.bayes.sampling import MCMCResult
-from jaxeff.bayes.variational import Guide, Loss, SVIResult, resolve_guide, start_from, train
+from jaxeff.bayes.variational import Guide, Loss, SVIResult, resolve_guide, start_from
 from jaxeff.moment_propagation import Gaussian
 from jaxeff.training import CheckpointOptions, run_epochs
 
@@ -172,21 +172,13 @@ def distill(
     data = *inputs, jnp.swapaxes(jnp.asarray(teacher), 0, 1)
     posteriors.check_data(params, data)
     likelihood = posteriors.require_likelihood("distill", likelihood, *carriers)
-    return train(
+    guide = resolve_guide(guide)
+    loss = energy_score(likelihood)
+    return variational.train(
         key,
-        f,
-        params,
-        stds,
+        variational.VariationalProblem(f, params, scales, stds, guide, likelihood, loss),
         data,
-        energy_score(likelihood),
-        likelihood=likelihood,
-        guide=resolve_guide(guide),
-        scales=scales,
-        epochs=epochs,
-        batch_size=batch_size,
-        kl=kl,
-        optimizer=optimizer,
-        particles=particles,
+        variational.Optimization(epochs, batch_size, kl, optimizer, particles),
         settings={**(settings or {}), "method": "distillation"},
         **run,
     )

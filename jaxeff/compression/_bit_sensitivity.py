@@ -326,6 +326,13 @@ def kl_sensitivity(
         raise ValueError(f"sites must be layers that differ, got {list(sites)}.")
     model = InWidths(f, method, sites, widths)
     kl = np.asarray(_divergences(model, at_once, params, state, x), float)
+    return _over_inputs(sites, widths, kl)
+
+
+def _over_inputs(
+    sites: tuple[str, ...], widths: tuple[int, ...], kl: Float[np.ndarray, "policies inputs"]
+) -> BitSensitivity:
+    """Takes the means of divergences over inputs, and their standard errors."""
     mean = kl.mean(-1).reshape(2, len(sites), len(widths))
     # Over inputs. All policies share these, so damages are compared more exactly than this.
     scatter = kl.std(-1, ddof=1) if kl.shape[-1] > 1 else np.full(len(kl), np.nan)

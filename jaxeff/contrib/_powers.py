@@ -252,8 +252,7 @@ def incremental_quantization(
 
     Sharp edges:
         `incremental_quantization` must come last, after the learning rate.
-        Weights of equal magnitude become values together, so that a part may be larger than asked
-        for.
+        Weights of equal magnitude become values together, so a part may be larger than asked for.
         A share is of the weights of one array.
 
     Args:

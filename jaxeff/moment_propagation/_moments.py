@@ -395,10 +395,10 @@ class _Call:
         kept = core.kept_reading(*where, {"measured": how}, lambda: (_Measured(), ()))
         random = jax.tree.leaves([v for v in arguments if _values.is_gaussian(v)])
         if not kept.is_of(random):
-            program, values, _ = read
+            program = read.program
             ends = {v for v in program.outputs if isinstance(v, Value)}
             key = jax.random.key(0)
-            drawn = sampled_moments(key, *where, program, values, DRAWS, 1, ends)
+            drawn = sampled_moments(key, *where, read, DRAWS, 1, ends)
             ours = jax.tree.leaves(result, is_leaf=_values.is_gaussian)
             pairs = [
                 (y, drawn[v]) for v, y in zip(program.outputs, ours, strict=True) if v in drawn
@@ -649,20 +649,20 @@ def sampled_moments(
     key: PRNGKeyArray,
     f: Callable[..., Any],
     args: Any,
-    program: Program,
-    values: Sequence[Any],
+    read: moment_pass.RandomProgram,
     samples: int,
     chunk: int,
     wanted: Collection[Value],
 ) -> Sampled:
     """Samples the moments of random floating-point values of a program.
 
-    Loops are run as they are, and what is inside isn't looked at. Values are one per input; a
+    Loops are run as they are, and what is inside isn't looked at. Of the inputs' values a
     `Gaussian` is sampled, at least twice, rounded up to a multiple of `chunk`, which are run at
     once: memory is this many times that of the function. Of `wanted`, what isn't random or no
     floats is left out. What is compiled is kept with the function that was read at these arguments.
     Returns the mean and the unbiased variance by value, arrays of the value's shape.
     """
+    program, values, _ = read
     random = [v for v in random_values(program, values) if v in wanted]
     sampling = Sampling(program, random, chunk)
     keys = draw_keys(key, samples, chunk)

@@ -139,7 +139,7 @@ def measure_assumptions(
     places = assumptions(f, *args, rules=rules, **kwargs)
     if not places:
         return places
-    errors, _ = site_ratios(key, f, args, kwargs, rules or {}, samples, chunk, places)
+    errors, _ = site_ratios(key, f, (args, kwargs), rules or {}, samples, chunk, places)
     return with_ratios(places, errors)
 
 
@@ -155,8 +155,7 @@ def _place(one: Assumption | Layer) -> Place:
 def site_ratios(
     key: PRNGKeyArray,
     f: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    arguments: tuple[Sequence[Any], Mapping[str, Any]],
     rules: Mapping[Any, Rule],
     samples: int,
     chunk: int,
@@ -168,10 +167,12 @@ def site_ratios(
     results that aren't random.
     """
     propagation = Propagation(rules, "variance", lambda one: None)
-    plain_args, _ = uncalibrated(args)
+    plain_args, _ = uncalibrated(arguments[0])
+    plain = plain_args, arguments[1]
     wanted = {_place(one) for one in places}
 
-    program, values, _ = moment_pass.read(f, plain_args, kwargs)
+    read = moment_pass.read(f, *plain)
+    program, values, _ = read
     prepared = propagation.prepare(program, values)
     layers = [
         layer
@@ -181,12 +182,12 @@ def site_ratios(
     # Sums over draws of what no place reads or makes would be most of the loop's work.
     ends = {v for v in program.outputs if isinstance(v, Value)}
     ends.update(v for layer in layers for v in (*layer.inputs, layer.outputs[0]))
-    sampled = sampled_moments(key, f, (plain_args, kwargs), program, values, samples, chunk, ends)
+    sampled = sampled_moments(key, f, plain, read, samples, chunk, ends)
     known = dict(zip(program.inputs, values, strict=True))
     error = float(np.sqrt(2 / samples))
     # What is compiled is kept with the function.
     form = {"sites": (tuple(rules.items()), tuple(map(_place, layers)))}
-    programs: dict[Any, Any] = core.kept_reading(f, (plain_args, kwargs), form, lambda: ({}, ()))
+    programs: dict[Any, Any] = core.kept_reading(f, plain, form, lambda: ({}, ()))
     ratio_at: dict[Place, Ratio | None] = {}
     for number, layer in enumerate(layers):
         result = layer.outputs[0]
@@ -457,37 +458,61 @@ def moments_check(
     linear = draws is None and noise <= SMALL_NOISE and method != "linear"
     count = DRAWS if draws is None else draws
     places = assumptions(f, params, x)
+    reference = _reference(key, f, plain, count, places, sites, linear)
+    ours = jax.tree.leaves(_moments_of(f, method)(params, x), is_leaf=is_gaussian)
+    error = LINEAR_ERROR if reference.method == "linear" else float(np.sqrt(2 / count))
+    ratio, mean_error, undefined = _compared(_random(ours, reference.moments), error)
+    return MomentsCheck(
+        ratio=ratio, mean_error=mean_error, undefined=undefined, reference=reference.method,
+        draws=count, noise=noise, linear_error=reference.linear_error,
+        sites=_worst_first(with_ratios(places, reference.errors)), inputs=_inputs(x),
+        decisions=_decided(key, f, plain, ours, count) if logits else None, method=method,
+    )  # fmt: skip
+
+
+class _Reference(NamedTuple):
+    """Moments of a function's results to compare with.
+
+    Attributes:
+        method: "linear" or "draws".
+        moments: The moments.
+        linear_error: How far the linear method is from draws, relative; None if that isn't known.
+        errors: The ratios of places by themselves.
+    """
+
+    method: Literal["linear", "draws"]
+    moments: Sequence[Gaussian | None]
+    linear_error: float | None
+    errors: Mapping[Place, Ratio | None]
+
+
+def _reference(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    count: int,
+    places: Assumptions,
+    sites: bool,
+    linear: bool,
+) -> _Reference:
+    """Computes a reference: by the linear method if asked for, and draws don't contradict it.
+
+    With `sites` the ratios of the places come with the draws.
+    """
     errors: dict[Place, Ratio | None] = {}
     sampled: list[Gaussian | None] = []
     if places or not linear:
         measured = places if sites else Assumptions()
-        errors, sampled = site_ratios(key, f, plain, {}, {}, count, 1, measured)
-    ours = jax.tree.leaves(_moments_of(f, method)(params, x), is_leaf=is_gaussian)
-    truth, linear_error = sampled, None
-    if linear:
-        delta = _moments_of(f, "linear")(*plain)
-        truth = jax.tree.leaves(delta, is_leaf=is_gaussian)
-        linear_error = _error_of_linear(truth, sampled)
-        # The samples that the sites need are there anyhow. What they contradict is no reference:
-        # small noise of many layers may add up to more than a first order can say.
-        if _disagrees(linear_error, count):
-            linear, truth = False, sampled
-    pairs = _random(ours, truth)
-    error = LINEAR_ERROR if linear else float(np.sqrt(2 / count))
-    ratio, mean_error, undefined = _compared(pairs, error)
-    return MomentsCheck(
-        ratio=ratio,
-        mean_error=mean_error,
-        undefined=undefined,
-        reference="linear" if linear else "draws",
-        draws=count,
-        noise=noise,
-        linear_error=linear_error,
-        sites=_worst_first(with_ratios(places, errors)),
-        inputs=_inputs(x),
-        decisions=_decided(key, f, plain, ours, count) if logits else None,
-        method=method,
-    )
+        errors, sampled = site_ratios(key, f, (args, {}), {}, count, 1, measured)
+    if not linear:
+        return _Reference("draws", sampled, None, errors)
+    delta = jax.tree.leaves(_moments_of(f, "linear")(*args), is_leaf=is_gaussian)
+    linear_error = _error_of_linear(delta, sampled)
+    # The samples that the sites need are there anyhow. What they contradict is no reference: small
+    # noise of many layers may add up to more than a first order can say.
+    if _disagrees(linear_error, count):
+        return _Reference("draws", sampled, linear_error, errors)
+    return _Reference("linear", delta, linear_error, errors)
 
 
 def _moments_of(f: Callable[..., Any], method: str) -> Callable[..., Any]:

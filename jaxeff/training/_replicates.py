@@ -202,17 +202,29 @@ def describe_training(
     }
 
 
+class ReplicatedTraining(NamedTuple):
+    """The training that a sweep repeats.
+
+    Attributes:
+        loss_at: The training loss of a setting.
+        init: Initial parameters and state from a key.
+        optimizer: Any optax optimizer.
+        batch_size: Examples per update.
+        score: `score(key, params, state, setting)`, after training.
+    """
+
+    loss_at: LossAt
+    init: Init
+    optimizer: optax.GradientTransformation
+    batch_size: int
+    score: Score | None
+
+
 def describe_sweep(
-    key: jax.Array,
-    loss_at: LossAt,
-    init: Init,
-    settings: Any,
-    data: Any,
-    optimizer: optax.GradientTransformation,
-    batch_size: int,
-    score: Score | None,
+    key: jax.Array, training: ReplicatedTraining, settings: Any, data: Any
 ) -> dict[str, Any]:
-    """Describes the trainings of a sweep, as `describe_training` does, from its arguments."""
+    """Describes the trainings of a sweep, as `describe_training` does."""
+    loss_at, init, optimizer, batch_size, score = training
 
     def begin(key: Any) -> TrainState:
         params, state = init(key)

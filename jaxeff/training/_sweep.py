@@ -316,9 +316,8 @@ def sweep(
             **(identity or {}), "epochs": epochs, "batch_size": batch_size, "seeds": seeds,
             "chunk": chunk, "keep": keep,
         }  # fmt: skip
-        parts = replicates.describe_sweep(
-            key, loss_at, init, settings, data, optimizer, batch_size, score
-        )
+        trained = replicates.ReplicatedTraining(loss_at, init, optimizer, batch_size, score)
+        parts = replicates.describe_sweep(key, trained, settings, data)
         identified = store.run_identity(key, (settings, data), run, parts)
     # Once: all chunks read the same data on every device.
     data = plan.spread.replicated(data)

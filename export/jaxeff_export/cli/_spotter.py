@@ -312,7 +312,7 @@ def network(frames: int, cepstra: int, width: int, blocks: int) -> tuple[Functio
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SpotterRecipe:
     """How a spotter is trained.
 
     Attributes:
@@ -341,7 +341,7 @@ def varied_features(words: Words, copies: int, seed: int) -> np.ndarray:
 
 
 def train(
-    key: Any, words: Words, recipe: Recipe, *, seed: int, begin: Path | None = None
+    key: Any, words: Words, recipe: SpotterRecipe, *, seed: int, begin: Path | None = None
 ) -> Spotter:
     """Trains a spotter, first in floating point, then on its grid."""
     labels, copies = words.train[1], min(COPIES, recipe.epochs)
@@ -644,11 +644,11 @@ def build(
         seed: Seed of the split, the training and the streams.
         listened: Seconds of test recordings that the emulated core hears.
         begin: Weights that the training begins with; None for random numbers.
-        options: Settings of `Recipe`.
+        options: Settings of `SpotterRecipe`.
     """
     words = words_of(folder, seed)
     say(f"training on {len(words.train[1])} recordings of {len(words.names)} classes")
-    spotter = train(jax.random.key(seed), words, Recipe(**options), seed=seed, begin=begin)
+    spotter = train(jax.random.key(seed), words, SpotterRecipe(**options), seed=seed, begin=begin)
     say("judging it on other speakers")
     # Measured coverage stands in place of the one asked for, which is `asked`.
     section = {**options, **measured(spotter, words, seed)}

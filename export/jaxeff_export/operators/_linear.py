@@ -19,7 +19,7 @@ Deployed networks run with the schedules of ``jaxeff_export.compiler``.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import relax, te, tirx
@@ -167,16 +167,8 @@ def dense(form: Form, *operands: te.Tensor) -> list[te.Tensor]:
     """
     x, w, bias = form.operands(operands)
     (rows, depth), columns = x.mean.shape, w.mean.shape[1]
-    return _layer(
-        form,
-        input_tensors(form, x),
-        w,
-        bias,
-        (rows, columns),
-        (depth,),
-        lambda at, k: (at[0], *k),
-        lambda at, k: (*k, at[1]),
-    )
+    products = _Sum((depth,), lambda at, k: (at[0], *k), lambda at, k: (*k, at[1]))
+    return _layer(form, input_tensors(form, x), w, bias, (rows, columns), products)
 
 
 def conv2d(
@@ -219,16 +211,8 @@ def conv2d(
         channel = k[2] if groups == 1 else tirx.indexdiv(at[3], per_group) * depth + k[2]
         return [at[0], *spatial, channel]
 
-    return _layer(
-        form,
-        tensors,
-        w,
-        bias,
-        (batch, *sizes, features),
-        (*taps, depth),
-        at_input,
-        lambda at, k: (*k, at[3]),
-    )
+    products = _Sum((*taps, depth), at_input, lambda at, k: (*k, at[3]))
+    return _layer(form, tensors, w, bias, (batch, *sizes, features), products)
 
 
 def _inside(top: int, left: int, height: int, width: int) -> Callable[..., tirx.Expr]:
@@ -242,27 +226,40 @@ def _inside(top: int, left: int, height: int, width: int) -> Callable[..., tirx.
     return element
 
 
+class _Sum(NamedTuple):
+    """The sum of products that makes an entry of a layer's result.
+
+    Attributes:
+        extents: extents of the axes that are summed.
+        at_input: indices of the input, of those of the result and of the summed axes.
+        at_weight: indices of the weight.
+    """
+
+    extents: Sequence[int]
+    at_input: At
+    at_weight: At
+
+
 def _layer(
     form: Form,
     x: Sequence[te.Tensor],
     w: Moments,
     bias: Moments | None,
     shape: Sequence[int],
-    depth: Sequence[int],
-    at_input: At,
-    at_weight: At,
+    products: _Sum,
 ) -> list[te.Tensor]:
     """Writes both contractions, and adds the bias."""
     weights = [w.mean] if w.spread is None else [w.mean, w.spread]
 
     def contraction(part: int, name: str) -> te.Tensor:
-        axes = [te.reduce_axis((0, extent), name=f"k{i}") for i, extent in enumerate(depth)]
+        extents = enumerate(products.extents)
+        axes = [te.reduce_axis((0, extent), name=f"k{i}") for i, extent in extents]
 
         def element(*at: tirx.Expr) -> tirx.Expr:
             terms = moments_of_product(
                 form,
-                [tensor(*at_input(at, axes)) for tensor in x],
-                [tensor(*at_weight(at, axes)) for tensor in weights],
+                [tensor(*products.at_input(at, axes)) for tensor in x],
+                [tensor(*products.at_weight(at, axes)) for tensor in weights],
             )
             return te.sum(terms[part], axis=axes)
 

@@ -167,17 +167,8 @@ def tune(
     from jaxeff_export.tuning._measuring import Bench
     from jaxeff_export.tuning._session import TuningSession
 
-    if space not in SPACES:
-        raise TuningError(f"unknown space {space!r}; there are {' and '.join(SPACES)}")
-    records = TuningDatabase(database)
-    if path is not None:
-        require_absent(Path(path), MANIFEST, own_files)
-    if bundle.manifest.any_batch:
-        raise TuningError(
-            "the bundle takes any batch, and kernels are tuned for one; tune one deployed without "
-            "any_batch"
-        )
-    settings = bundle.manifest.target
+    _check_tunable(bundle, space, path)
+    records, settings = TuningDatabase(database), bundle.manifest.target
     place = make_board(board, target=settings)
     _require_timings(bundle, place)
     example, target = bundle.example, NamedTarget.of_manifest(bundle.manifest)
@@ -196,6 +187,19 @@ def tune(
             session.tune(kernel)
     # Compiled anew: the new choices are found in the database like any others.
     return build(example, target, path, lambda _: None, records)
+
+
+def _check_tunable(bundle: Bundle, space: str, path: str | Path | None) -> None:
+    """Checks what is wrong whatever the database holds, and wherever is measured."""
+    if space not in SPACES:
+        raise TuningError(f"unknown space {space!r}; there are {' and '.join(SPACES)}")
+    if path is not None:
+        require_absent(Path(path), MANIFEST, own_files)
+    if bundle.manifest.any_batch:
+        raise TuningError(
+            "the bundle takes any batch, and kernels are tuned for one; tune one deployed without "
+            "any_batch"
+        )
 
 
 def _kernels(

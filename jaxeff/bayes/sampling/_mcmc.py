@@ -70,8 +70,9 @@ from jaxeff.bayes import posteriors
 from jaxeff.bayes.posteriors import prior_scales
 from jaxeff.bayes.sampling import _kernels as kernels
 from jaxeff.bayes.sampling import _program
+from jaxeff.bayes.sampling import _run as chain_runs
 from jaxeff.bayes.sampling._diagnostics import ConvergenceWarning, MCMCResult, prediction_mixing
-from jaxeff.bayes.sampling._run import ChainStore, Trace, run_chains, starting_points
+from jaxeff.bayes.sampling._run import Trace
 from jaxeff.store import Resume, describe_arrays, describe_computation, run_identity
 from jaxeff.training import count_examples
 
@@ -178,7 +179,7 @@ def mcmc(
     program = _program.CompiledSampler(f, likelihood, sampler, _mesh(chains, devices), together)
     # The starts have a key of their own: iterations depend on the other one only.
     start_key, key = jax.random.split(key)
-    starts = starting_points(start_key, params, scales, chains, init, jitter)
+    starts = chain_runs.starting_points(start_key, params, scales, chains, init, jitter)
     state = _program.start(key, _program.to_vectors(starts), problem, program=program)
     _check_start(state)
     store = None
@@ -193,20 +194,11 @@ def mcmc(
             "prior": scales,
         }
         identity = _identity(key, program, problem, state, described)
-        store = ChainStore(Path(checkpoint), identity, program.together)
+        store = chain_runs.ChainStore(Path(checkpoint), identity, program.together)
     try:
-        trace = run_chains(
-            key,
-            program,
-            problem,
-            state,
-            warmup_iterations=warmup,
-            samples=samples,
-            thin=thin,
-            store=store,
-            resume=resume,
-            progress=progress,
-        )
+        begin = chain_runs.resumed(store, state, resume)
+        iterations = chain_runs.Iterations(warmup, samples, thin)
+        trace = chain_runs.run_chains(key, program, problem, begin, iterations, store, progress)
     except core.InterruptedRun as error:
         error.result = error.result and _draws(error.result, params, scales, likelihood)
         raise

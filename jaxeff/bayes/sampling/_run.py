@@ -135,44 +135,65 @@ class ChainsDivergedError(FloatingPointError):
     """A chain on mini-batches left the finite numbers."""
 
 
+class Iterations(NamedTuple):
+    """How long chains run.
+
+    Attributes:
+        warmup: Iterations that come first, of which no draw is kept.
+        samples: Draws of each chain that are kept.
+        thin: Iterations for each of them.
+    """
+
+    warmup: int
+    samples: int
+    thin: int
+
+    @property
+    def total(self) -> int:
+        """All iterations of a chain."""
+        return self.warmup + self.samples * self.thin
+
+
+Progress = tuple[warmup.Chains, int, list[Trace]]
+"""The state of chains, the iterations done, and what these left."""
+
+
+def resumed(store: ChainStore | None, start: warmup.Chains, resume: Resume) -> Progress:
+    """Returns how far a store's chains are; those that start, if it is empty or `resume` False.
+
+    Raises:
+        CheckpointError: The store holds another run.
+    """
+    if store is not None and not resume:
+        store.clear()
+    elif store is not None and (kept := store.load(start, force=resume == "force")) is not None:
+        return kept
+    return start, 0, []
+
+
 def run_chains(
     key: PRNGKeyArray,
     program: warmup.CompiledSampler,
     problem: warmup.SamplingProblem,
-    start: warmup.Chains,
-    *,
-    warmup_iterations: int,
-    samples: int,
-    thin: int,
+    begin: Progress,
+    iterations: Iterations,
     store: ChainStore | None,
-    resume: Resume,
     progress: bool | None,
 ) -> Trace:
     """Runs chains to their end.
 
-    `samples` draws of each chain are kept, one every `thin` iterations, after `warmup_iterations`.
-    `store` keeps the run (None keeps nothing); `resume` goes on from what it holds. Returns what
-    they leave, the part before a resume included.
+    `store` keeps the run, unless it is None. Returns what chains leave, before a resume too.
 
     Raises:
         ChainsDivergedError: A position isn't finite.
-        CheckpointError: The store holds another run.
         InterruptedRun: Ctrl-C; its ``result`` is the trace so far, if it has draws.
     """
-    total = warmup_iterations + samples * thin
-    chains, dimensions = start.point.position.shape
-    size = dimensions * chains * start.point.position.dtype.itemsize
+    (state, done, traces), total = begin, iterations.total
     # Bounded by memory too: a block's draws stay on the device until it ends.
-    block = max(1, min(MOST, BYTES // size))
+    block = max(1, min(MOST, BYTES // state.point.position.nbytes))
     # A block's length longer: the last block reads phases past the end without running them.
     phases = np.zeros(total + block, np.int32)
-    phases[:warmup_iterations] = warmup.phases(warmup_iterations)
-    state, done = start, 0
-    traces: list[Trace] = []
-    if store is not None and not resume:
-        store.clear()
-    elif store is not None and (kept := store.load(start, force=resume == "force")) is not None:
-        state, done, traces = kept
+    phases[: iterations.warmup] = warmup.phases(iterations.warmup)
     # Placed once: a block would copy the data to all devices again.
     state, (key, problem) = warmup.spread(program, state), warmup.copied(program, (key, problem))
 
@@ -180,22 +201,19 @@ def run_chains(
     count, divergences = 1, sum(_divergences(trace) for trace in traces)
 
     def finished() -> tuple[str, Any]:
-        draws = sum(len(trace.positions) for trace in traces)
-        said = f"stopped after {done} of {total} iterations, with {draws} draws of each chain"
-        kept = "the same call goes on" if store else "with a checkpoint the same call goes on"
-        return f"{said}; {kept} where it stopped", _joined(traces) if draws else None
+        return _stopped(f"{done} of {total} iterations", traces, store is not None)
 
     with keeps_finished(finished), progress_bar(progress, "iteration", total, done) as advance:
         while done < total:
             began = time.perf_counter()
             # A block ends with warm-up, so that its time is known.
-            left = (warmup_iterations if done < warmup_iterations else total) - done
+            left = (iterations.warmup if done < iterations.warmup else total) - done
             count = min(count, left)
             now = phases[done : done + block]
             state, recorded = warmup.run_block(
                 key, state, done, count, now, problem, program=program
             )
-            trace = _kept(to_host(recorded), count, done - warmup_iterations, thin)
+            trace = _kept(to_host(recorded), count, done - iterations.warmup, iterations.thin)
             each = _seconds(began, program) / count
             traces.append(trace._replace(seconds=np.full(count, each)))
             done += count
@@ -204,13 +222,23 @@ def run_chains(
             if store is not None:
                 store.append(host, done, traces[-1])
             divergences += _divergences(traces[-1])
-            advance(count, _line(traces[-1], done <= warmup_iterations, divergences))
+            advance(count, _line(traces[-1], done <= iterations.warmup, divergences))
             # What comes out doesn't depend on the length of a block, so that may follow the clock.
             faster = SECONDS / _seconds(began, program)
             count = max(1, min(block, int(count * min(faster, 8))))
     trace = _joined(traces)
     # The store may hold more than is asked for: a resume with fewer samples cuts it.
-    return jax.tree.map(lambda a: a[:total], trace)._replace(positions=trace.positions[:samples])
+    return jax.tree.map(lambda a: a[:total], trace)._replace(
+        positions=trace.positions[: iterations.samples]
+    )
+
+
+def _stopped(done: str, traces: list[Trace], is_kept: bool) -> tuple[str, Trace | None]:
+    """Says how far chains came, and returns the trace so far if it has draws."""
+    draws = sum(len(trace.positions) for trace in traces)
+    said = f"stopped after {done}, with {draws} draws of each chain"
+    kept = "the same call goes on" if is_kept else "with a checkpoint the same call goes on"
+    return f"{said}; {kept} where it stopped", _joined(traces) if draws else None
 
 
 def _joined(traces: list[Trace]) -> Trace:

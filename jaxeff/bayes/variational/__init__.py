@@ -10,7 +10,9 @@ from jaxeff.bayes.variational._guides import low_rank_posterior as low_rank_post
 from jaxeff.bayes.variational._guides import resolve_guide as resolve_guide
 from jaxeff.bayes.variational._svi import CollapseWarning as CollapseWarning
 from jaxeff.bayes.variational._svi import Loss as Loss
+from jaxeff.bayes.variational._svi import Optimization as Optimization
 from jaxeff.bayes.variational._svi import SVIResult as SVIResult
+from jaxeff.bayes.variational._svi import VariationalProblem as VariationalProblem
 from jaxeff.bayes.variational._svi import make_loss as make_loss
 from jaxeff.bayes.variational._svi import mean_nll as mean_nll
 from jaxeff.bayes.variational._svi import start_from as start_from

@@ -43,7 +43,7 @@ optimum, which more training doesn't leave.
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Unpack
 
 import jax
@@ -195,105 +195,123 @@ def make_loss(
     return loss
 
 
+@dataclass(frozen=True)
+class VariationalProblem:
+    """What a variational run fits, and from where.
+
+    Attributes:
+        f: ``f(params, *inputs) -> outputs``.
+        params: Parameters at which the posterior means start.
+        scales: Prior standard deviations by path.
+        stds: Standard deviations to start with, by path.
+        guide: The guide.
+        likelihood: Meaning of the outputs.
+        of_outputs: Loss of the outputs.
+    """
+
+    f: Callable[..., Any]
+    params: Any
+    scales: posteriors.Scales
+    stds: posteriors.Random
+    guide: Guide
+    likelihood: posteriors.Likelihood
+    of_outputs: Loss
+
+    def posterior(self, state: TrainState) -> Any:
+        """Returns the posterior of a state of the training."""
+        return self.guide.posterior(state.params, self.scales)
+
+    def result(self, last: TrainState, history: list[dict[str, Any]]) -> SVIResult:
+        """Returns the result of a training that ended, or was stopped, at a state."""
+        posterior = self.posterior(last)
+        if isinstance(posterior, CorrelatedPosterior):
+            posterior = replace(posterior, likelihood=self.likelihood)
+        return SVIResult(posterior, history, self.likelihood)
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """How a variational run minimises.
+
+    Attributes:
+        epochs: Passes over the data.
+        batch_size: Examples per step.
+        kl: Final weight of the KL term, or a schedule.
+        optimizer: Any optax optimizer; Adam with learning rate 1e-3 if None.
+        particles: Parameter draws per step.
+    """
+
+    epochs: int
+    batch_size: int
+    kl: float | optax.Schedule
+    optimizer: optax.GradientTransformation | None
+    particles: int
+
+    def schedule(self, steps: int) -> optax.Schedule:
+        """Returns the weight of the KL term by step."""
+        # Annealed from zero: a full KL term pulls an untrained network to the prior before it fits.
+        return self.kl if callable(self.kl) else optax.linear_schedule(0.0, self.kl, max(steps, 1))
+
+
 def train(
     key: PRNGKeyArray,
-    f: Callable[..., Any],
-    params: Any,
-    stds: dict[str, Any],
+    problem: VariationalProblem,
     data: Any,
-    of_outputs: Loss,
+    optimization: Optimization,
     *,
-    likelihood: posteriors.Likelihood,
-    guide: Guide,
-    scales: posteriors.Scales,
-    epochs: int,
-    batch_size: int,
-    kl: float | optax.Schedule,
-    optimizer: optax.GradientTransformation | None,
-    particles: int,
     on_epoch: Callable[[int, Any, dict[str, Any]], None] | None = None,
     eval_fn: Callable[[Any], Mapping[str, Any]] | None = None,
     settings: Mapping[str, Any] | None = None,
     **run: Unpack[RunOptions],
 ) -> SVIResult:
-    """Minimises a variational objective; the arguments are those of `jaxeff.bayes.svi`.
+    """Minimises a variational objective, from ``(*inputs, targets)`` or `jaxeff.training.Batches`.
 
-    Args:
-        key: Random key.
-        f: ``f(params, *inputs) -> outputs``.
-        params: Parameters at which the posterior means start.
-        stds: Standard deviations to start with, by path.
-        data: ``(*inputs, targets)``, or `jaxeff.training.Batches` of them.
-        of_outputs: Loss of the outputs.
-        likelihood: Meaning of the outputs.
-        guide: The guide.
-        scales: Prior standard deviations by path.
-        epochs: Passes over the data.
-        batch_size: Examples per step.
-        kl: Final weight of the KL term, or a schedule.
-        optimizer: Any optax optimizer.
-        particles: Parameter draws per step.
-        on_epoch: Called with each epoch's index, state and record.
-        eval_fn: ``eval_fn(posterior) -> metrics``.
-        settings: Further facts that define the run, as JSON.
-        **run: How the run is evaluated, kept and shown, as for `jaxeff.training.run_epochs`.
-
-    Returns:
-        The posterior and the history of the training.
+    `on_epoch` is called with each epoch's index, state and record; `eval_fn`, `settings` and `run`
+    are those of `jaxeff.bayes.svi`.
     """
-    core.check_count("particles", particles)
+    core.check_count("particles", optimization.particles)
     source = data if isinstance(data, training.Batches) else None
     sample = data if source is None else source.first
     examples = len(jax.tree.leaves(data)[0]) if source is None else _examples(source)
-    batch_size = batch_size if source is None else source.size
-    steps = epochs * (examples // max(batch_size, 1))
-    # Annealed from zero: a full KL term pulls an untrained network to the prior before it fits.
-    schedule = kl if callable(kl) else optax.linear_schedule(0.0, kl, max(steps, 1))
-    optimizer = optax.adam(1e-3) if optimizer is None else optimizer
-    loss = make_loss(f, guide, scales, of_outputs, schedule, examples, particles)
+    batch_size = optimization.batch_size if source is None else source.size
+    steps = optimization.epochs * (examples // max(batch_size, 1))
+    schedule = optimization.schedule(steps)
+    optimizer = optax.adam(1e-3) if optimization.optimizer is None else optimization.optimizer
+    guide, scales = problem.guide, problem.scales
+    loss = make_loss(
+        problem.f, guide, scales, problem.of_outputs, schedule, examples, optimization.particles
+    )
 
     def evaluate(train_state: TrainState) -> Mapping[str, Any]:
-        return eval_fn(guide.posterior(train_state.params, scales)) if eval_fn else {}
+        return eval_fn(problem.posterior(train_state)) if eval_fn else {}
 
     # `fold_in` with a number that no epoch has: the start and the epochs draw independently.
-    start = training.init(guide.start(jax.random.fold_in(key, START), params, stds), optimizer)
+    numbers = guide.start(jax.random.fold_in(key, START), problem.params, problem.stds)
+    start = training.init(numbers, optimizer)
     identity = None
     if run.get("checkpoint") is not None:
         described = {
             **(settings or {}),
             "batch_size": batch_size,
-            "particles": particles,
+            "particles": optimization.particles,
             "prior": scales,
-            "likelihood": posteriors.likelihood_name(likelihood),
+            "likelihood": posteriors.likelihood_name(problem.likelihood),
             "guide": repr(guide),
             # A schedule is known by its values at nine points of the run.
             "kl": [float(schedule(step)) for step in np.linspace(0, steps, 9).astype(int)],
         }
         parts = describe_training(key, loss, optimizer, start, sample, batch_size)
         identity = training.identify(key, data, described, parts)
-
-    def result(last: TrainState, history: list[dict[str, Any]]) -> SVIResult:
-        posterior = guide.posterior(last.params, scales)
-        if isinstance(posterior, CorrelatedPosterior):
-            posterior = replace(posterior, likelihood=likelihood)
-        return SVIResult(posterior, history, likelihood)
-
+    epoch = make_epoch(loss, optimizer, None if source else batch_size, core.Shards.of(sample))
     try:
-        return result(
+        return problem.result(
             *run_epochs(
-                key,
-                make_epoch(loss, optimizer, None if source else batch_size, core.Shards.of(sample)),
-                start,
-                data,
-                epochs=epochs,
-                eval_fn=evaluate if eval_fn else None,
-                on_epoch=on_epoch,
-                identity=identity,
-                **run,
+                key, epoch, start, data, epochs=optimization.epochs,
+                eval_fn=evaluate if eval_fn else None, on_epoch=on_epoch, identity=identity, **run,
             )
-        )
+        )  # fmt: skip
     except core.InterruptedRun as error:
-        error.result = error.result and result(*error.result)
+        error.result = error.result and problem.result(*error.result)
         raise
 
 
@@ -480,19 +498,9 @@ def svi(
 
     result = train(
         key,
-        f,
-        params,
-        stds,
+        VariationalProblem(f, params, scales, stds, guide, likelihood, mean_nll(likelihood)),
         source or sample,
-        mean_nll(likelihood),
-        likelihood=likelihood,
-        guide=guide,
-        scales=scales,
-        epochs=epochs,
-        batch_size=batch_size,
-        kl=kl,
-        optimizer=optimizer,
-        particles=particles,
+        Optimization(epochs, batch_size, kl, optimizer, particles),
         on_epoch=on_epoch,
         eval_fn=eval_fn,
         settings=settings,

@@ -176,14 +176,23 @@ def variance_through(
     # One position after the other: the slopes of one are as many numbers as fit.
     covariance, shared = jax.lax.map(position, jnp.arange(hidden.size // (width * examples)))
     covariance = covariance.swapaxes(0, 1).reshape(*hidden.shape, width)
+    through = _diagonal_of_product(along, covariance, shape)
+    return through + 2 * shared.swapaxes(0, 1).reshape(shape)
+
+
+def _diagonal_of_product(
+    along: Callable[[Array], Array], covariance: Array, shape: tuple[int, ...]
+) -> Array:
+    """Computes the diagonal of E^T S E, a column of S at a time; `along` multiplies by E."""
+    width = covariance.shape[-1]
+    unit = jnp.eye(width, dtype=covariance.dtype)
 
     def column(total: Array, i: Array) -> tuple[Array, None]:
-        # The diagonal of E^T S E, a column of S at a time.
-        row = along(jnp.broadcast_to(unit[i], hidden.shape))
+        row = along(jnp.broadcast_to(unit[i], covariance.shape[:-1]))
         return total + row * along(covariance[..., i]), None
 
-    through, _ = jax.lax.scan(column, jnp.zeros(shape, hidden.dtype), jnp.arange(width))
-    return through + 2 * shared.swapaxes(0, 1).reshape(shape)
+    through, _ = jax.lax.scan(column, jnp.zeros(shape, covariance.dtype), jnp.arange(width))
+    return through
 
 
 def let_through(program: Program, random: Sequence[Value]) -> Program:

@@ -92,7 +92,8 @@ def diagonalize(code: CodeBuilder, d: View, e: View, z: View, n: int, info: View
                 end[()] = end[()] + step[()]
             length[()] = (end[()] - head[()]) * step[()]
             with code.when(length[()] > 1):
-                _sweep(code, d, e, z, n, head[()], length[()], step[()])
+                chase = factorizations.Chase(head[()], length[()], step[()])
+                _sweep(code, d, e, z, n, chase)
                 sweeps[()] = sweeps[()] - 1
             with code.when(length[()] == 1):
                 _solve_pair(code, d, e, z, n, link(head[()]))
@@ -105,9 +106,10 @@ def diagonalize(code: CodeBuilder, d: View, e: View, z: View, n: int, info: View
 
 
 def _sweep(
-    code: CodeBuilder, d: View, e: View, z: View, n: int, head: Expr, length: Expr, step: Expr
+    code: CodeBuilder, d: View, e: View, z: View, n: int, chase: factorizations.Chase
 ) -> None:
     """Chases a bulge from ``head + length * step`` to the head, with Wilkinson's shift."""
+    head, length, step = chase
     c, s, g, p, r = (code.local(d.dtype) for _ in range(5))
     one, two = tirx.const(1, d.dtype), tirx.const(2, d.dtype)
     first = e[tirx.min(head, head + step)]

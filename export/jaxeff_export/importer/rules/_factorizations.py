@@ -9,6 +9,7 @@ StableHLO's operations factor matrices of 16-bit floats in 32 bits.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tvm import relax, te, tirx
 from tvm.tirx import Expr
@@ -404,6 +405,20 @@ def identity(code: CodeBuilder, a: View, shape: tuple[int, int]) -> None:
     with code.loops(shape) as (i, j):
         one, zero = tirx.const(1, a.dtype), tirx.const(0, a.dtype)
         a[i, j] = tirx.Select(i == j, one, zero)
+
+
+class Chase(NamedTuple):
+    """A block of a bidiagonal or tridiagonal matrix, and the way that a bulge takes in it.
+
+    Attributes:
+        head: the row at one end.
+        length: how many rows the other end is away.
+        step: 1 if it lies below the head, else -1.
+    """
+
+    head: Expr
+    length: Expr
+    step: Expr
 
 
 def rotation(code: CodeBuilder, f: Expr, g: Expr, c: View, s: View, r: View) -> None:

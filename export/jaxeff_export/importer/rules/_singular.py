@@ -64,9 +64,10 @@ def choose_shift(
 
 
 def sweep_unshifted(
-    code: CodeBuilder, d: View, e: View, sides: Sides, head: Expr, length: Expr, step: Expr
+    code: CodeBuilder, d: View, e: View, sides: Sides, chase: factorizations.Chase
 ) -> None:
     """Does one step of QR without a shift, which keeps tiny singular values accurate."""
+    head, length, step = chase
     c, s, r, last_c, last_s = (code.local(d.dtype) for _ in range(5))
     # Demmel and Kahan's zero-shift QR: products and roots of sums of squares, nothing cancels.
     c[()] = tirx.const(1, d.dtype)
@@ -92,12 +93,11 @@ def sweep(
     d: View,
     e: View,
     sides: Sides,
-    head: Expr,
-    length: Expr,
-    step: Expr,
+    chase: factorizations.Chase,
     shift: Expr,
 ) -> None:
     """Does one step of implicit QR: chases the bulge that the shift makes at the head."""
+    head, length, step = chase
     f, g, r, c, s, other_c, other_s = (code.local(d.dtype) for _ in range(7))
     one = tirx.const(1, d.dtype)
     first = code.let(d[head])
@@ -330,12 +330,13 @@ class _Iteration:
             self.least[()] / self.largest[()]
         )
         bound = max(self.epsilon, 0.01 * self.tolerance)
+        chase = factorizations.Chase(head, length[()], going)
         with code.when(ratio <= tirx.const(bound, dtype)):
             shift[()] = self.zero
         with code.when(shift[()] == self.zero):
-            sweep_unshifted(code, d, e, self.sides, head, length[()], going)
+            sweep_unshifted(code, d, e, self.sides, chase)
         with code.when(shift[()] != self.zero):
-            sweep(code, d, e, self.sides, head, length[()], going, shift[()])
+            sweep(code, d, e, self.sides, chase, shift[()])
         with code.when(tirx.abs(e[final]) <= self.threshold[()]):
             e[final] = self.zero
 

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import tirx
 from tvm.tirx import Expr
@@ -68,7 +68,7 @@ def contraction(
     epilogue = epilogue_of(attributes, *rest)
     y = statements.declare(shape, epilogue.dtype, "y")
     make = kernel_of or ContractionBuilder
-    kernel = make(geometry, dot, epilogue, tile, x, w, y, attributes.get("input_zero", 0))
+    kernel = make(geometry, dot, epilogue, tile, (x, w, y), attributes.get("input_zero", 0))
     sums = (tile.rows, tile.columns, tile.vectors * dot.lanes)
     kernel.write(sharing)
     products = geometry.batch * geometry.macs if isinstance(geometry.batch, int) else None
@@ -85,8 +85,30 @@ def vectors_of(geometry: layers.Geometry, dot: Dot) -> int:
     return -(-geometry.per_group // dot.lanes)
 
 
+class TilePlace(NamedTuple):
+    """Where a tile of sums is read and written.
+
+    Attributes:
+        source: the buffer that its image is read from.
+        base: where the image starts there.
+        image: the image's number.
+        group: the group of features.
+        first: the first vector of features, in the group.
+        row: the tile's first row of the result.
+        column: its first column.
+    """
+
+    source: tirx.Buffer
+    base: Any
+    image: Any
+    group: Any
+    first: Any
+    row: Any
+    column: Any
+
+
 class ContractionBuilder:
-    """A kernel being written."""
+    """A kernel being written, of the buffers of the input, the weights and the result."""
 
     def __init__(
         self,
@@ -94,14 +116,12 @@ class ContractionBuilder:
         dot: Dot,
         epilogue: layers.Epilogue,
         tile: layers.DotTile,
-        x: tirx.Buffer,
-        w: tirx.Buffer,
-        y: tirx.Buffer,
+        buffers: tuple[tirx.Buffer, tirx.Buffer, tirx.Buffer],
         zero: int,
     ):
         self.code = statements.StatementBuilder()
         self.g, self.dot, self.epilogue, self.tile = geometry, dot, epilogue, tile
-        self.x, self.w, self.y, self.zero = x, w, y, zero
+        (self.x, self.w, self.y), self.zero = buffers, zero
         words = words_of(geometry, dot)
         taps = math.prod(count for count, _ in geometry.taps)
         self.words, self.steps = words, words * taps
@@ -223,49 +243,37 @@ class ContractionBuilder:
             for many, count, start in self._runs():
                 with self.code.loop(count) as j:
                     at = start + j * many
-                    self._tile(source, base, n, group, first, row, at, many)
+                    self._tile(TilePlace(source, base, n, group, first, row, at), many)
 
-    def _tile(
-        self,
-        source: tirx.Buffer,
-        base: Any,
-        n: Any,
-        group: Any,
-        first: Any,
-        row: Any,
-        column: Any,
-        columns: int,
-    ) -> None:
-        """Writes the sums of a tile, and the results made of them."""
+    def _tile(self, place: TilePlace, columns: int) -> None:
+        """Writes the sums of a tile of so many columns, and the results made of them."""
         pixels = [(r, c) for r in range(self.tile.rows) for c in range(columns)]
-        totals = self.sums(source, base, group, first, row, column, pixels)
+        totals = self.sums(place, pixels)
         (down, right), tile = self.g.pool, self.tile
         corners = [(r, c) for r in range(0, tile.rows, down) for c in range(0, columns, right)]
         for (r, c), v in itertools.product(corners, range(tile.vectors)):
             window = [(r + i, c + j) for i in range(down) for j in range(right)]
-            sums = [totals[pixels.index(place), v] for place in window]
-            self._finish(sums, window, n, group, first, v, row, column)
+            sums = [totals[pixels.index(pixel), v] for pixel in window]
+            self._finish(sums, window, place, v)
 
-    def sums(
-        self, source: tirx.Buffer, base: Any, group: Any, first: Any, row: Any, column: Any,
-        pixels: list[tuple[int, int]],
-    ) -> dict[tuple[int, int], Expr]:  # fmt: skip
+    def sums(self, place: TilePlace, pixels: list[tuple[int, int]]) -> dict[tuple[int, int], Expr]:
         """Writes the sums of a tile, by pixel and vector."""
         g, dot, code, tile = self.g, self.dot, self.code, self.tile
-        places = list(itertools.product(range(len(pixels)), range(tile.vectors)))
+        source, base, _, group, first, row, column = place
+        entries = list(itertools.product(range(len(pixels)), range(tile.vectors)))
         # Chains are independent sums of one output: a step then need not wait for the last one.
         # Their order is free, since int32 sums are exact modulo 2^32.
         zeros = statements.const(0, "int32", dot.lanes)
         chains = [
-            {place: code.vector(zeros, dot.lanes, "int32", "sum") for place in places}
+            {entry: code.vector(zeros, dot.lanes, "int32", "sum") for entry in entries}
             for _ in range(min(self._chains(len(pixels)), max(1, self.words)))
         ]
         start = base + row * g.step[0] + column * g.step[1] + group * g.channels_per_group
         at_weight = (group * vectors_of(g, dot) + first) * self.steps
         self._steps(source, start, at_weight, pixels, chains)
-        totals = {place: chains[0][place].get() for place in places}
+        totals = {entry: chains[0][entry].get() for entry in entries}
         for chain in chains[1:]:
-            totals = {place: totals[place] + chain[place].get() for place in places}
+            totals = {entry: totals[entry] + chain[entry].get() for entry in entries}
         return totals
 
     def _chains(self, pixels: int) -> int:
@@ -278,20 +286,17 @@ class ContractionBuilder:
         self,
         sums: list[Expr],
         window: list[tuple[int, int]],
-        n: Any,
-        group: Any,
-        first: Any,
+        place: TilePlace,
         v: int,
-        row: Any,
-        column: Any,
     ) -> None:
         """Writes the largest result of a window, for a vector of features."""
         g, dot = self.g, self.dot
+        _, _, n, group, first, row, column = place
         (down, right), (rows, columns) = g.pool, g.walked
         within = (first + v) * dot.lanes
         channel = group * g.per_group + within
 
-        def place(r: int, c: int) -> Any:
+        def index_of(r: int, c: int) -> Any:
             pixel = (n * g.rows + row + r) * g.columns + (column + c)
             return pixel * g.features + channel
 
@@ -306,7 +311,7 @@ class ContractionBuilder:
         vectors, short = vectors_of(g, dot), g.per_group % dot.lanes
 
         def write(used: int) -> None:
-            places = [place(r, c) for r, c in window]
+            places = [index_of(r, c) for r, c in window]
             taken = layers.Taken(sums, places, feature, used)
             self.epilogue.write(self.code, self.y, taken, at, dot.lanes)
 

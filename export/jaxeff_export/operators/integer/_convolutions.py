@@ -24,7 +24,11 @@ from tvm.tirx import Expr
 
 from jaxeff_export.compiler.passes import PACKS
 from jaxeff_export.operators._statements import cast, const, index, load, splat
-from jaxeff_export.operators.integer._contraction import ContractionBuilder, window_index
+from jaxeff_export.operators.integer._contraction import (
+    ContractionBuilder,
+    TilePlace,
+    window_index,
+)
 from jaxeff_export.operators.integer._dots import Dot
 from jaxeff_export.operators.integer._layers import DotTile, Geometry
 
@@ -303,18 +307,10 @@ class DepthwiseKernel(ContractionBuilder):
         self.copied |= bool(geometry.features % self.dot.lanes)
         self.slack = 0
 
-    def sums(
-        self,
-        source: Any,
-        base: Any,
-        group: Any,
-        first: Any,
-        row: Any,
-        column: Any,
-        pixels: list[tuple[int, int]],
-    ) -> dict[tuple[int, int], Expr]:
+    def sums(self, place: TilePlace, pixels: list[tuple[int, int]]) -> dict[tuple[int, int], Expr]:
         """Writes the sums of a tile by pixel, of one vector of channels."""
         g, dot, code, lanes = self.g, self.dot, self.code, self.dot.lanes
+        source, base, _, _, first, row, column = place
         (high, below), (wide, beside) = g.taps
         zeros = const(0, "int32", lanes)
         totals = [code.vector(zeros, lanes, "int32", "sum") for _ in pixels]
@@ -333,12 +329,12 @@ class DepthwiseKernel(ContractionBuilder):
         for p, (r, c) in enumerate(pixels):
             for j in range(wide):
                 for chunk in range(chunks):
-                    place = r * g.step[0] + c * g.step[1] + j * beside + chunk * dot.group * below
-                    readers.setdefault((place, chunk), []).append((p, j, chunk))
-        for place, chunk in sorted(readers):
+                    at = r * g.step[0] + c * g.step[1] + j * beside + chunk * dot.group * below
+                    readers.setdefault((at, chunk), []).append((p, j, chunk))
+        for at, chunk in sorted(readers):
             used = min(dot.group, high - chunk * dot.group)
-            x = self._woven(source, start + place, below, used)
-            for p, j, _ in readers[place, chunk]:
+            x = self._woven(source, start + at, below, used)
+            for p, j, _ in readers[at, chunk]:
                 total, w = totals[p], weights[j, chunk].get()
                 if dot.group == 1:
                     # Words of 16 bits: on ARM, LLVM makes a widening multiply-add of this.

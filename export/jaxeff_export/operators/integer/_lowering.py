@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import relax, te, tirx, topi
@@ -183,16 +183,28 @@ _SHARED = 4_000
 """Vectors that are worth waking threads for."""
 
 
+class CodeGrid(NamedTuple):
+    """The attributes of the composite that writes codes.
+
+    Attributes:
+        per_step: one over the step.
+        zero: code of zero.
+        lower: the smallest code.
+        upper: the largest one.
+    """
+
+    per_step: float
+    zero: int
+    lower: int
+    upper: int
+
+
 def write_codes(
     bb: relax.BlockBuilder,
     x: relax.Expr,
+    grid: CodeGrid,
     lanes: int,
     cores: int = 1,
-    *,
-    per_step: float,
-    zero: int,
-    lower: int,
-    upper: int,
     any_batch: bool = False,
 ) -> relax.Expr:
     """Writes float32 values as codes: a product, rounded once and clamped; NaN as the smallest.
@@ -218,9 +230,11 @@ def write_codes(
             statements.load(source, at, lanes) * statements.splat(factor.get(), lanes)
         )
         # This maximum of no number and a number is the second.
-        steps = tirx.max(steps, statements.const(float(lower - zero), "float32", lanes))
-        steps = tirx.min(steps, statements.const(float(upper - zero), "float32", lanes))
-        codes = statements.cast(steps, "int32", lanes) + statements.const(zero, "int32", lanes)
+        low, high = float(grid.lower - grid.zero), float(grid.upper - grid.zero)
+        steps = tirx.max(steps, statements.const(low, "float32", lanes))
+        steps = tirx.min(steps, statements.const(high, "float32", lanes))
+        zero = statements.const(grid.zero, "int32", lanes)
+        codes = statements.cast(steps, "int32", lanes) + zero
         code.store(target, at, statements.cast(codes, "uint8", lanes), lanes)
 
     with code.loop(batch) as n:
@@ -239,7 +253,7 @@ def write_codes(
             write(first + at, 1)
     kernel = statements.function([source, unit, target], code.finish(), None if several else 0)
     kind = relax.TensorType(shape, "uint8")
-    operands = relax.Tuple([x, relax.const(np.full(1, per_step, np.float32))])
+    operands = relax.Tuple([x, relax.const(np.full(1, grid.per_step, np.float32))])
     return bb.emit(relax.call_tir(bb.add_func(kernel, "q_codes"), operands, kind))
 
 
@@ -299,7 +313,7 @@ def integer_operators(
     def codes(bb: relax.BlockBuilder, x: relax.Expr, **attributes: Any) -> relax.Expr:
         if dot.name == dual.SMLAD and not any_batch and not _is_constant(bb, x):
             return _codes_by_c(bb, x, **attributes)
-        return write_codes(bb, x, dot.lanes, cores, any_batch=any_batch, **attributes)
+        return write_codes(bb, x, CodeGrid(**attributes), dot.lanes, cores, any_batch)
 
     return {
         CODES: codes,

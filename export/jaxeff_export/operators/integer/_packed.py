@@ -202,13 +202,11 @@ class PackedBuilder(_contraction.ContractionBuilder):
         group = chunk if self.per_step == 1 else tirx.indexdiv(chunk, self.per_step)
         return self.epilogue.steps, (vector * groups + group) * self.dot.lanes
 
-    def sums(
-        self, source: Any, base: Any, group: Any, first: Any, row: Any, column: Any, pixels: Any
-    ) -> dict[tuple[int, int], Expr]:
+    def sums(self, place: _contraction.TilePlace, pixels: Any) -> dict[tuple[int, int], Expr]:
         """Writes the sums of a tile."""
-        del group, row
-        place = Place(source, base, first, column, [c for _, c in pixels])
-        return {key: total.get() for key, total in self.totals(place).items()}
+        columns = [c for _, c in pixels]
+        read = Place(place.source, place.base, place.first, place.column, columns)
+        return {key: total.get() for key, total in self.totals(read).items()}
 
     def totals(self, place: Place) -> dict[tuple[int, int], Vector]:
         """Writes the sums of a tile, by row and vector."""

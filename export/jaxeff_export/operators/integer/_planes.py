@@ -43,7 +43,12 @@ from tvm.target.codegen import llvm_cpu_has_features
 from tvm.tirx import Expr
 
 from jaxeff_export.operators._statements import StatementBuilder, Vector, const, index, load, splat
-from jaxeff_export.operators.integer._contraction import ContractionBuilder, NestedLoops, vectors_of
+from jaxeff_export.operators.integer._contraction import (
+    ContractionBuilder,
+    NestedLoops,
+    TilePlace,
+    vectors_of,
+)
 from jaxeff_export.operators.integer._convolutions import suits
 from jaxeff_export.operators.integer._dots import Dot, has_neon
 from jaxeff_export.operators.integer._layers import Geometry
@@ -285,21 +290,20 @@ class PlanesKernel(ContractionBuilder):
                 # sum_i 2^i popcount(x_i) is the sum of the codes, from words that are at hand.
                 total.set(total.get() + (tirx.popcount(held) << const(plane, "int32")))
 
-    def sums(
-        self, source: Any, base: Any, group: Any, first: Any, row: Any, column: Any, pixels: Any
-    ) -> dict[tuple[int, int], Expr]:
+    def sums(self, place: TilePlace, pixels: Any) -> dict[tuple[int, int], Expr]:
         """Writes the sums of a tile, one pair of planes after the other."""
         g, code, lanes = self.g, self.code, self.dot.lanes
-        places = list(itertools.product(range(len(pixels)), range(self.tile.vectors)))
+        source, _, _, group, first, row, column = place
+        entries = list(itertools.product(range(len(pixels)), range(self.tile.vectors)))
         planes = len(weight_planes(self.weight_bits))
         down, right = (n * self.pixel // g.image[2] for n in (g.step[0], g.step[1]))
         start = row * down + column * right + group * self.each
         at_weight = (group * vectors_of(g, self.dot) + first) * self.steps
         pixel_sums = self._code_sums(source, start, pixels, (down, right))
-        totals = {} if self.summed else {place: self._zero() for place in places}
+        totals = {} if self.summed else {entry: self._zero() for entry in entries}
         # From the uppermost planes down, doubling what is there: no pair ends in a product.
         with code.loop(planes) as turn:
-            counts = {place: self._zero() for place in places}
+            counts = {entry: self._zero() for entry in entries}
             there = at_weight + (planes - 1 - turn) * (self.steps // planes)
             with code.loop(self.activation_bits) as i:
                 for count in counts.values():
@@ -308,15 +312,15 @@ class PlanesKernel(ContractionBuilder):
                 self._count(source, here, there, pixels, (down, right), counts)
             # Two's complement: the uppermost plane has the weight -2^(b - 1).
             sign = tirx.Select(turn == 0, tirx.const(-1, "int32"), tirx.const(1, "int32"))
-            for place, total in totals.items():
+            for entry, total in totals.items():
                 twice = total.get() + total.get()
-                total.set(twice + counts[place].get() * splat(sign, lanes))
+                total.set(twice + counts[entry].get() * splat(sign, lanes))
         if not self.summed:
-            return {place: total.get() for place, total in totals.items()}
+            return {entry: total.get() for entry, total in totals.items()}
         return {
             # w = 1 - 2 w_1: the window's codes less twice the counts of the sign plane.
             (p, v): splat(pixel_sums[p].get(), lanes) - (counts[p, v].get() + counts[p, v].get())
-            for p, v in places
+            for p, v in entries
         }
 
     def _code_sums(
