@@ -94,7 +94,9 @@ def learner(
             which has no gradient: both are named.
     """
     optimizer = optax.sgd(0.01) if optimizer is None else optimizer
-    g, params = _with_adapters(f, params, x, what) if isinstance(what, Mapping) else (f, params)
+    g: Any = f
+    if isinstance(what, Mapping):
+        g, params = _with_adapters(f, params, x, what)
     traced = program.trace(g, params, x)
     sites, names = _learnt(traced, what)
     if spec is not None:
@@ -152,7 +154,7 @@ class _Split(NamedTuple):
         cls, traced: program.Program, params: Any, names: Container[str], is_integer: bool
     ) -> _Split:
         """Finds the leaves with the given names, among those of the parameters."""
-        structure = jax.tree.structure(params)
+        structure: Any = jax.tree.structure(params)
         # Leaves of the parameters come before those of the data.
         weights = enumerate(traced.inputs[: structure.num_leaves])
         places = {value.path: i for i, value in weights if value.path in names}

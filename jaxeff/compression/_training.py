@@ -253,8 +253,9 @@ def _quantized_updating(
     for quantizer, tensor, i in read:
         x = arrays[i]
         # Statistics are those of the quantized model: all layers still use the old numbers.
-        rules = isinstance(quantizer, Updates)
-        updated[tensor.name] = quantizer.update_statistics(x, tensor) if rules else quantizer
+        updated[tensor.name] = (
+            quantizer.update_statistics(x, tensor) if isinstance(quantizer, Updates) else quantizer
+        )
         arrays[i] = quantizer.quantize(x, tensor)
     return arrays
 

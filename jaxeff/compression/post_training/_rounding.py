@@ -347,7 +347,7 @@ class _Schedule:
     steps: int
     rate: float
     penalty: float
-    beta: tuple[float, float]
+    beta: tuple[float, ...]
     warmup: float
 
 
