@@ -94,9 +94,7 @@ def learner(
             which has no gradient: both are named.
     """
     optimizer = optax.sgd(0.01) if optimizer is None else optimizer
-    g: Any = f
-    if isinstance(what, Mapping):
-        g, params = _with_adapters(f, params, x, what)
+    g, params = _with_adapters(f, params, x, what)
     traced = program.trace(g, params, x)
     sites, names = _learnt(traced, what)
     if spec is not None:
@@ -125,9 +123,11 @@ def learner(
 
 
 def _with_adapters(
-    f: Callable[..., Any], params: Any, x: Any, settings: Mapping[str, LoRA | None]
-) -> tuple[Callable[..., Any], Any]:
-    """Makes the adapted function one of a single pytree of parameters."""
+    f: Callable[..., Any], params: Any, x: Any, settings: str | Mapping[str, LoRA | None]
+) -> tuple[Any, Any]:
+    """Makes the adapted function one of a single pytree of parameters; by a name it is `f`."""
+    if isinstance(settings, str):
+        return f, params
     adapters = init_lora(jax.random.key(0), f, params, x, settings)
     adapted = lora(f, settings)
     return (

@@ -202,7 +202,7 @@ def on_grids(
             finite, or a method doesn't keep its own grid.
     """
     model = read_model(where, f, params, batch, spec)
-    rounding = _Rounding(where, model, solve)
+    rounding = _WeightRounding(where, model, solve)
     side_by_side(model.program, model.settings, model.leaves, rounding, rounding.run)
     if not rounding.started:
         raise ValueError(f"{where} found no weights to quantize: no setting of the spec has any.")
@@ -211,7 +211,7 @@ def on_grids(
 
 
 @dataclass(frozen=True, eq=False)
-class _Rounding:
+class _WeightRounding:
     """What `on_grids` does at each layer: its weight is solved for, and replaced among the leaves.
 
     Attributes:
