@@ -18,11 +18,6 @@ Sharp edges:
     pass; a loop that closes over its parameters, and `remat`, are not.
     Moments are taken of the adapted function, `moments(lora(f, spec))`, not the reverse; where the
     layer's input is random, both terms share it: `merge_lora` first is more exact.
-
-References:
-    Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, arXiv 2106.09685.
-    Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", NeurIPS 2023,
-    arXiv 2305.14314.
 """
 
 import zlib
@@ -58,6 +53,12 @@ class LoRA(core.Setting):
     Attributes:
         rank: Rank of the update.
         alpha: The update is multiplied by this over the rank.
+
+    References:
+        Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, arXiv
+        2106.09685.
+        Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", NeurIPS 2023,
+        arXiv 2305.14314.
     """
 
     rank: Annotated[int, core.Count(1)] = core.static(8)

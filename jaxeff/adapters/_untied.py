@@ -20,10 +20,6 @@ g, own = untied(f, params, tokens, "embed#1")                 # sites: jaxeff.su
 posterior = laplace(jax.random.key(0), g, own, (tokens, tokens), "embed#1", "diag")
 h, heads = jaxeff.ensemble(jax.random.key(1), g, own, {"own": Members(3)})
 ```
-
-A table that is looked up and multiplied by can't be random, or have members, in one of both uses
-alone; what stands between them would be computed for each draw. Adapters need none of this: they
-are beside a product, and leave the look-up as it is.
 """
 
 from collections.abc import Callable
@@ -43,6 +39,10 @@ def untied(
     f: Callable[..., Any], params: Any, batch: Any, site: str
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Gives a linear layer its own copy of its weight.
+
+    A table that is looked up and multiplied by can't be random, or have members, in one of both
+    uses alone; what stands between them would be computed for each draw. Adapters need none of
+    this: they are beside a product, and leave the look-up as it is.
 
     Args:
         f: A pure function `f(params, *args)`.

@@ -19,19 +19,7 @@ unless another is given. An event puts charge on the line of each column; the li
 it and lets less through next time; the integrator leaks from event to event. So the sum depends on
 the order of its terms. The numbers are `jaxeff.analog_hardware.PUBLISHED_PHYSICS`.
 
-No chip is at hand, so one is made up. `PUBLISHED_PHYSICS` has its numbers, frozen before any
-network was trained on it. Its effects are those that Klein's thesis, sections 5.2 to 5.4, names for
-BrainScaleS-2: mismatch of synapses and columns, curves of the multiplier and of the integrator,
-leakage and line memory between events, read-out noise that grows with the active rows, and drift.
-Their sizes are ours. They were chosen so that an ordered model of a column can beat one that
-ignores the order, as in the source; nothing was tuned to an accuracy. Whatever is measured on this
-chip is synthetic: orders of results can be compared with the source's, numbers can't.
-
 A model of a chip shares nothing with it: it may `query` it, and nothing else.
-
-Sharp edges:
-    The twin has no gradient; `jaxeff.analog_hardware.in_the_loop` takes that of a model.
-    A smaller matrix uses the first rows and columns of the array.
 """
 
 from __future__ import annotations
@@ -54,6 +42,15 @@ Share = Annotated[Float[Array, ""] | float, core.Number(0, 1)]
 @core.register_setting
 class Physics(core.Setting):
     """Effects of a chip's circuits; counts are those of the converter.
+
+    No chip is at hand, so one is made up. `PUBLISHED_PHYSICS` has its numbers, frozen before any
+    network was trained on it. Its effects are those that Klein's thesis, sections 5.2 to 5.4, names
+    for BrainScaleS-2: mismatch of synapses and columns, curves of the multiplier and of the
+    integrator, leakage and line memory between events, read-out noise that grows with the active
+    rows, and drift. Their sizes are ours. They were chosen so that an ordered model of a column can
+    beat one that ignores the order, as in the source; nothing was tuned to an accuracy. Whatever is
+    measured on this chip is synthetic: orders of results can be compared with the source's, numbers
+    can't.
 
     Attributes:
         gain: Counts per product of an input and a weight code.
@@ -109,6 +106,10 @@ BITS = 8
 @core.register_setting
 class Chip(core.Setting):
     """A synthetic chip.
+
+    Sharp edges:
+        The twin has no gradient; `jaxeff.analog_hardware.in_the_loop` takes that of a model.
+        A smaller matrix uses the first rows and columns of the array.
 
     Attributes:
         device: Number of the chip, an integer; its fixed pattern is a function of it.

@@ -21,13 +21,6 @@ with `i` the current of the synapse: sources that weaken toward their rail, an a
 follow faster than `s`, neighbours that couple, leakage in time. Between pulses it only leaks. The
 converter has steps of unequal width. None of it factorizes over synapses, so that a model of sums
 can't contain it.
-
-Sharp edges:
-    It has no gradient of use, as every chip; `jaxeff.analog_hardware.in_the_loop` takes a model's.
-    Time counts lengths of the shortest pulse, voltages count the converter's mean steps.
-
-Source: effects that Klein's thesis, section 5.2, names for BrainScaleS-2; the equations and their
-numbers are ours.
 """
 
 import functools
@@ -59,6 +52,9 @@ class Circuit(core.Setting):
         bow: Deviation of a converter from a straight line in its middle, in counts.
         offset: Spread of the columns' offsets, in counts.
         noise: Standard deviation of a read-out, in counts.
+
+    Source: effects that Klein's thesis, section 5.2, names for BrainScaleS-2; the equations and
+    their numbers are ours.
     """
 
     gain: core.Positive = 0.004
@@ -77,6 +73,11 @@ class Circuit(core.Setting):
 @core.register_setting
 class CircuitChip(core.Setting):
     """A synthetic chip whose columns are integrated in time.
+
+    Sharp edges:
+        It has no gradient of use, as every chip; `jaxeff.analog_hardware.in_the_loop` takes a
+        model's.
+        Time counts lengths of the shortest pulse, voltages count the converter's mean steps.
 
     Attributes:
         device: Number of the chip, an integer; its fixed pattern is a function of it.

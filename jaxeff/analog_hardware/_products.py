@@ -17,21 +17,6 @@ print(partition(f, params, x, spec))                      # tiles, calls, utilis
 A layer's product is cut into tiles of `rows` by `columns`; every tile is read out and converted on
 its own, and the tiles of a column are added digitally. Biases, activations and everything else stay
 digital. A convolution sends one patch per position; its groups share tiles along the diagonal.
-
-Sharp edges:
-    Inputs are unsigned. Eager calls refuse a negative activation; under `jit`, where values can't
-    be looked at, the layer's result is NaN, which `fit` reports, instead of a silent wrong number.
-    Gradients are straight-through with those of clamping: none where a code or a column is clamped.
-    A step that is None follows the largest value of every call, so that an example's result
-    depends on its batch; `calibrate_ranges` fixes steps.
-    Every tile is the same piece of hardware, written anew: a fixed pattern repeats over tiles.
-    `analog` around `quantized` or `pruned` takes what these leave. Around `analog`, they find tiles
-    in the place of a matrix: `quantized` has scales per tensor only, `pruned` refuses. Noise around
-    it comes after the read-out. `jaxeff.moments` takes what a crossbar changes from `read_out`.
-
-References:
-    Klein's thesis, section 5.2; Klein et al., "Towards addressing noise and static variations of
-    analog computations using efficient retraining" (2021).
 """
 
 import dataclasses
@@ -340,6 +325,20 @@ def analog(
 ) -> Callable[..., Any]:
     """Runs dense and convolution layers of a model on analog crossbars.
 
+    Sharp edges:
+        Inputs are unsigned. Eager calls refuse a negative activation; under `jit`, where values
+        can't be looked at, the layer's result is NaN, which `fit` reports, instead of a silent
+        wrong number.
+        Gradients are straight-through with those of clamping: none where a code or a column is
+        clamped.
+        A step that is None follows the largest value of every call, so that an example's result
+        depends on its batch; `calibrate_ranges` fixes steps.
+        Every tile is the same piece of hardware, written anew: a fixed pattern repeats over tiles.
+        `analog` around `quantized` or `pruned` takes what these leave. Around `analog`, they find
+        tiles in the place of a matrix: `quantized` has scales per tensor only, `pruned` refuses.
+        Noise around it comes after the read-out. `jaxeff.moments` takes what a crossbar changes
+        from `read_out`.
+
     Args:
         f: A pure function `f(params, *args)`.
         spec: Maps patterns of linear sites to `Crossbar` settings; the most specific pattern
@@ -353,6 +352,10 @@ def analog(
         ValueError: On the first call: a pattern matches or decides no site, two are equally
             specific at one, one decides a site that isn't linear, or a layer reads negative
             activations or nothing.
+
+    References:
+        Klein's thesis, section 5.2; Klein et al., "Towards addressing noise and static variations
+        of analog computations using efficient retraining" (2021).
     """
     return with_chip(f, spec, None)
 

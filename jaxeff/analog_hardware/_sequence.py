@@ -18,20 +18,6 @@ array = Crossbar(rows=16, columns=10, gain=0.004, model=model)
 logits = analog(f, {"fc*:linear": array})(jax.random.key(2), params, x.clip(0))
 ```
 
-One small transformer per column (Klein's thesis, section 5.4.2) gets the events of a vector as a
-sequence: input code, weight code, and, apart from each other, the row (which synapse) and the time
-(when). With `position="time"` the time is the true one. There are three controls:
-
-- "permuted": the times of all vectors are permuted alike, as in the source. Events are in a wrong
-  order, which learnt positions can find out;
-- "shuffled": times are random, anew for every vector, so that nothing of the order is left;
-- "none": the model has no time, a function of the set.
-
-Each column's output is a sum over events of their charge times what the transformer makes of it,
-plus an offset.
-
-On a crossbar a vector's events are its rows whose input isn't zero, in their order.
-
 Sharp edges:
     The size of the transformer isn't in the source; it is ours.
     Memory and time of a column grow with the square of its rows, for every vector: the gradient of
@@ -60,6 +46,20 @@ POSITIONS = ("time", "permuted", "shuffled", "none")
 @core.register_setting
 class SequenceModel(core.Setting):
     """A transformer per column.
+
+    One small transformer per column (Klein's thesis, section 5.4.2) gets the events of a vector as
+    a sequence: input code, weight code, and, apart from each other, the row (which synapse) and the
+    time (when). With `position="time"` the time is the true one. There are three controls:
+
+    - "permuted": the times of all vectors are permuted alike, as in the source. Events are in a
+      wrong order, which learnt positions can find out;
+    - "shuffled": times are random, anew for every vector, so that nothing of the order is left;
+    - "none": the model has no time, a function of the set.
+
+    Each column's output is a sum over events of their charge times what the transformer makes of
+    it, plus an offset.
+
+    On a crossbar a vector's events are its rows whose input isn't zero, in their order.
 
     Attributes:
         params: The numbers, each with a first axis of columns.

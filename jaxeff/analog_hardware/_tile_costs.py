@@ -18,11 +18,6 @@ tiles are added digitally. The defaults are ISAAC's, bit by bit in cycles of 100
 Sharp edges:
     What isn't on crossbars (activations, memories, networks between tiles) has no cost here.
     Layers run one after the other; a pipeline over examples hides all but the slowest.
-
-References:
-    Shafiee et al., "ISAAC: a convolutional neural network accelerator with in-situ analog
-    arithmetic in crossbars", ISCA 2016, table 1: converters, drivers and cells.
-    Horowitz, "Computing's energy problem", ISSCC 2014: the addition of 32 bits in 45 nm.
 """
 
 import math
@@ -55,6 +50,11 @@ class TileCosts(core.Setting):
 
     Raises:
         ValueError: A number is out of bounds.
+
+    References:
+        Shafiee et al., "ISAAC: a convolutional neural network accelerator with in-situ analog
+        arithmetic in crossbars", ISCA 2016, table 1: converters, drivers and cells.
+        Horowitz, "Computing's energy problem", ISSCC 2014: the addition of 32 bits in 45 nm.
     """
 
     conversion: core.NonNegative = 1.67e-12

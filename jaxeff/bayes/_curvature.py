@@ -12,22 +12,6 @@ outputs   sum_n h h^T L_cc, one matrix for each output
 kron      A (x) B / N     A = sum_n h h^T, B = sum_n L
 diag      sum_n h_d^2 L_cc
 ```
-
-For the weights of any sites, with the Jacobian `J` of an example's outputs by the weights, and the
-curvature `L` of its negative log-likelihood by all of its outputs, positions included, summed over
-the examples as
-
-```text
-full      sum_n J^T L J, of all weights together
-diag      its diagonal
-lowrank   its largest eigenvalues, without the matrix
-kron      for each kernel  A (x) B / rows,  A = sum a a^T,  B = sum g^T L g
-```
-
-A kernel multiplies rows `a` (an example's patches, its tokens), and `g` is how outputs depend on
-the result of one of them; all rows count as if they were examples (the expanded form of Eschenhagen
-et al. 2023, arXiv:2311.00636). What is no kernel of one product has the diagonal. A curvature of
-low rank keeps the directions that the data say most of; in all others the posterior is the prior.
 """
 
 import operator
@@ -356,6 +340,23 @@ def site_precision(structure: str, rank: int, problem: SiteProblem) -> tuple[Blo
     """Computes the curvature of sites, and the log-likelihood of the data.
 
     `structure` is "full", "kron", "diag" or "lowrank", whose number of eigenvalues is `rank`.
+
+    For the weights of any sites, with the Jacobian `J` of an example's outputs by the weights, and
+    the curvature `L` of its negative log-likelihood by all of its outputs, positions included,
+    summed over the examples as
+
+    ```text
+    full      sum_n J^T L J, of all weights together
+    diag      its diagonal
+    lowrank   its largest eigenvalues, without the matrix
+    kron      for each kernel  A (x) B / rows,  A = sum a a^T,  B = sum g^T L g
+    ```
+
+    A kernel multiplies rows `a` (an example's patches, its tokens), and `g` is how outputs depend
+    on the result of one of them; all rows count as if they were examples (the expanded form of
+    Eschenhagen et al. 2023, arXiv:2311.00636). What is no kernel of one product has the diagonal. A
+    curvature of low rank keeps the directions that the data say most of; in all others the
+    posterior is the prior.
     """
     f, params, data, weights, likelihood, size, labels = problem
     if structure == "lowrank":

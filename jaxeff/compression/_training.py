@@ -1,27 +1,13 @@
 """Training of quantizers: their first numbers, terms of the loss, updates, and specs afterwards.
 
-Numbers are learnt with the parameters:
-
-```python
-import optax
-import jax
-from jaxeff.compression import LSQ, init, learned
-from jaxeff.nn import small_classifier
-from jaxeff.training import cross_entropy, fit
-
-f, params, (x, y) = small_classifier()
-spec = init(f, params, x[:64], {"*:linear": LSQ(4)})
-loss = cross_entropy(learned(f))                         # a function of (params, spec)
-run = fit(jax.random.key(0), loss, (params, spec), (x, y),
-          optimizer=optax.adam(1e-3), epochs=1, batch_size=32)
-params, spec = run.params
-```
-
 Bit widths are learnt against a price, or a budget of memory:
 
 ```python
-from jaxeff.compression import LayerQuantization, memory, penalty
+import jax
+import optax
+from jaxeff.compression import LayerQuantization, init, learned, memory, penalty
 from jaxeff.contrib import LearnedWidth
+from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
 spec = init(f, params, x, {"*:linear": LayerQuantization(LearnedWidth(8, price=1e-6))})
@@ -117,6 +103,23 @@ def init(
 @validate()
 def learned(f: Callable[..., Any], *, keyed: bool = False) -> Callable[..., Any]:
     """Makes the spec a parameter of the quantized function, for a training loop.
+
+    Numbers are learnt with the parameters:
+
+    ```python
+    import optax
+    import jax
+    from jaxeff.compression import LSQ, init, learned
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import cross_entropy, fit
+
+    f, params, (x, y) = small_classifier()
+    spec = init(f, params, x[:64], {"*:linear": LSQ(4)})
+    loss = cross_entropy(learned(f))                         # a function of (params, spec)
+    run = fit(jax.random.key(0), loss, (params, spec), (x, y),
+              optimizer=optax.adam(1e-3), epochs=1, batch_size=32)
+    params, spec = run.params
+    ```
 
     Args:
         f: A pure function `f(params, *args)`.

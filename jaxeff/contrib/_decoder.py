@@ -16,25 +16,13 @@ last, cache = f(params, tokens[:, 3:], cache)                  # as logits[:, 3:
 ```
 
 The architecture is Llama's (Touvron et al., arXiv 2302.13971) with grouped queries (Ainslie et al.,
-arXiv 2305.13245). Sharp edges:
+arXiv 2305.13245).
 
+Sharp edges:
 - Rotary positions turn the halves of a head against each other, as Flax and torch models do; files
   in which neighbours are turned need `jaxeff.weights.rotary_halves`.
 - Tokens that a cache has no room for are refused where its length is known. Inside of `jit`, and in
   bundles, their logits are NaN, and what the cache holds stays as it is.
-
-A function lowered for export holds `cached_attention` as the composite `jaxeff.cached_attention`,
-whose decomposition is the plain attention below: the artifact runs wherever StableHLO runs, and an
-operator library that knows the name reads only the slots that are filled. Operands, in order:
-
-    query       float32, [batch, length, heads, size]
-    keys        float32, or codes in int8, [batch, room, key heads, size]
-    values      the same
-    before      int32, []: how many slots were filled before these queries
-    key_steps   float32, [batch, room, key heads], beside codes: key = code times step
-    value_steps the same
-
-Query t attends to the slots up to `before + t`.
 """
 
 from __future__ import annotations
@@ -110,7 +98,22 @@ def written(
 def cached_attention(
     query: Float[Array, "batch length heads size"], keys: Rows, values: Rows, before: Int[Array, ""]
 ) -> Float[Array, "batch length heads size"]:
-    """Attends to the slots of a cache that are filled, the queries' own among them."""
+    """Attends to the slots of a cache that are filled, the queries' own among them.
+
+    A function lowered for export holds `cached_attention` as the composite
+    `jaxeff.cached_attention`, whose decomposition is the plain attention below: the artifact runs
+    wherever StableHLO runs, and an operator library that knows the name reads only the slots that
+    are filled. Operands, in order:
+
+        query       float32, [batch, length, heads, size]
+        keys        float32, or codes in int8, [batch, room, key heads, size]
+        values      the same
+        before      int32, []: how many slots were filled before these queries
+        key_steps   float32, [batch, room, key heads], beside codes: key = code times step
+        value_steps the same
+
+    Query t attends to the slots up to `before + t`.
+    """
     operands: list[jax.Array]
     if isinstance(keys, Int8Rows) or isinstance(values, Int8Rows):
         (key, key_steps), (value, value_steps) = keys, values

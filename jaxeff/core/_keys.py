@@ -21,10 +21,6 @@ Sharp edges:
     2**32 numbers per array; larger arrays repeat.
     Numbers differ from those of `jax.random.key(seed)`.
     On an accelerator Threefry is no bottleneck; nothing is gained there.
-
-References:
-    Wellons, "Prospecting for Hash Functions" (2018), the constants of the hash; Salmon et al.,
-    "Parallel Random Numbers: As Easy as 1, 2, 3" (2011), counter-based generators.
 """
 
 import math
@@ -48,6 +44,10 @@ def fast_key(seed: int | Array) -> PRNGKeyArray:
 
     Returns:
         A typed key, for everything that takes one.
+
+    References:
+        Wellons, "Prospecting for Hash Functions" (2018), the constants of the hash; Salmon et al.,
+        "Parallel Random Numbers: As Easy as 1, 2, 3" (2011), counter-based generators.
     """
     return jax.random.key(seed, impl=FAST)
 

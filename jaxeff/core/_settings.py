@@ -19,12 +19,6 @@ class Thermal(Setting):
 
 Arguments of functions are checked by the same functions: `check_number`, `check_count`,
 `check_choice`.
-
-Sharp edges:
-    `jax.tree_util.register_dataclass` calls the constructor whenever JAX rebuilds a pytree, also
-    for a gradient, whose numbers may be negative. Settings check their numbers in `__post_init__`,
-    so they are registered here with an unflattening that calls no constructor.
-    Numbers are checked where they are concrete; a traced number is taken as it is.
 """
 
 import dataclasses
@@ -71,6 +65,12 @@ def register_setting(cls: type[T]) -> type[T]:
     """Makes a frozen dataclass that is a pytree: `static` fields are metadata, the rest children.
 
     What a `static_number` is depends on what it holds.
+
+    Sharp edges:
+        `jax.tree_util.register_dataclass` calls the constructor whenever JAX rebuilds a pytree,
+        also for a gradient, whose numbers may be negative. Settings check their numbers in
+        `__post_init__`, so they are registered here with an unflattening that calls no constructor.
+        Numbers are checked where they are concrete; a traced number is taken as it is.
 
     Args:
         cls: A class, or a frozen dataclass with options of its own. Static fields must be hashable.

@@ -1,31 +1,5 @@
 """Data sets as their files hold them: idx, CIFAR-10's batches, and those that scikit-learn bundles.
 
-MNIST and Fashion-MNIST are in the idx format, plain or gzipped. A file is two zero bytes, a type
-byte (8 is uint8), the number of dimensions, each dimension as a big-endian uint32, then the values,
-last dimension fastest (http://yann.lecun.com/exdb/mnist).
-
-CIFAR-10 is in the standard binary batches, or in a losslessly delta-coded ``cifar10.npz``. A
-binary batch has 10,000 records of 3,073 bytes, one label and then the red, green and blue planes of
-32 x 32 bytes, row by row (https://www.cs.toronto.edu/~kriz/cifar.html). The number of records is
-fixed, since a file that was cut between two records would otherwise look whole.
-
-The archive has ``delta_batch_1`` to ``delta_batch_5`` and ``delta_test``, uint8 ``[3, 10000, 32,
-32]``: differences (modulo 256) along rows and columns of the planes green, red - green and blue -
-green; ``labels_train`` and ``labels_test``, uint8. It is half the size of the batches.
-
-Two sets are embedded, so that everything runs without a network. ``digits`` is scikit-learn's copy
-of the UCI optical digits test set: 1,797 images of 8 x 8 pixels with values 0 to 16. Its split is
-fixed and stratified: 1,437 to train, 360 to test. The images are framed as MNIST frames its digits,
-so that LeNet-5 takes them unchanged: scaled to 0 to 255, resized bilinearly to 20 x 20 and centred
-in a black 28 x 28 image.
-
-``digits-ood`` is what a classifier of digits should not know: grey patches of the two photographs
-that scikit-learn bundles (a temple and a flower), of 32 x 32 pixels, averaged to 8 x 8, stretched
-to the full range 0 to 16, and from there on treated exactly as the digits are. Resolution, frame,
-range and grey levels are those of the digits, so only the content tells the two apart. Its labels
-say which photograph. Training patches come from the left half of a photograph, test patches from
-the right half. It is a substitute, and ours: for comparable numbers use MNIST and Fashion-MNIST.
-
 Sharp edges:
     The number of images is that of the header, so a subset in idx form loads. A file that holds
     more or fewer bytes than its header promises is refused.
@@ -92,6 +66,10 @@ def read_idx(path: Path, ndim: int) -> UInt8[np.ndarray, "..."]:
 
     A name that ends in ``.gz`` is decompressed on the way; `ndim` is 3 for images, 1 for labels.
     Returns the values, uint8, with the shape that the header states.
+
+    MNIST and Fashion-MNIST are in the idx format, plain or gzipped. A file is two zero bytes, a
+    type byte (8 is uint8), the number of dimensions, each dimension as a big-endian uint32, then
+    the values, last dimension fastest (http://yann.lecun.com/exdb/mnist).
     """
     content = _read_bytes(path)
     magic = (_UINT8 << 8) + ndim
@@ -156,6 +134,11 @@ def read_cifar_batch(path: Path, records: int = CIFAR_RECORDS) -> Labelled:
     """Reads one binary batch.
 
     Returns images, uint8 ``[records, 32, 32, 3]``, and labels, uint8 ``[records]``.
+
+    CIFAR-10 is in the standard binary batches, or in a losslessly delta-coded ``cifar10.npz``. A
+    binary batch has 10,000 records of 3,073 bytes, one label and then the red, green and blue
+    planes of 32 x 32 bytes, row by row (https://www.cs.toronto.edu/~kriz/cifar.html). The number of
+    records is fixed, since a file that was cut between two records would otherwise look whole.
     """
     try:
         size = path.stat().st_size
@@ -180,6 +163,10 @@ def read_cifar_archive(path: Path) -> tuple[Labelled, Labelled]:
     """Reads the delta-coded archive.
 
     Returns training and test set, each images uint8 ``[n, 32, 32, 3]`` and labels uint8 ``[n]``.
+
+    The archive has ``delta_batch_1`` to ``delta_batch_5`` and ``delta_test``, uint8 ``[3, 10000,
+    32, 32]``: differences (modulo 256) along rows and columns of the planes green, red - green and
+    blue - green; ``labels_train`` and ``labels_test``, uint8. It is half the size of the batches.
     """
     names = [f"delta_batch_{i}" for i in range(1, 6)] + ["delta_test"]
     try:
@@ -235,7 +222,14 @@ _SEED = 0
 
 
 def digits() -> Dataset:
-    """Loads scikit-learn's digits in MNIST's frame: 1,437 + 360 images of 28 x 28."""
+    """Loads scikit-learn's digits in MNIST's frame: 1,437 + 360 images of 28 x 28.
+
+    Two sets are embedded, so that everything runs without a network. ``digits`` is scikit-learn's
+    copy of the UCI optical digits test set: 1,797 images of 8 x 8 pixels with values 0 to 16. Its
+    split is fixed and stratified: 1,437 to train, 360 to test. The images are framed as MNIST
+    frames its digits, so that LeNet-5 takes them unchanged: scaled to 0 to 255, resized bilinearly
+    to 20 x 20 and centred in a black 28 x 28 image.
+    """
     bunch = optional("sklearn.datasets", "data.load('digits')", "data").load_digits()
     selection = optional("sklearn.model_selection", "data.load('digits')", "data")
     train_images, test_images, train_labels, test_labels = selection.train_test_split(
@@ -251,7 +245,16 @@ def digits() -> Dataset:
 
 
 def digits_ood() -> Dataset:
-    """Makes patches of scikit-learn's photographs look like digits: 1,437 + 360 images."""
+    """Makes patches of scikit-learn's photographs look like digits: 1,437 + 360 images.
+
+    ``digits-ood`` is what a classifier of digits should not know: grey patches of the two
+    photographs that scikit-learn bundles (a temple and a flower), of 32 x 32 pixels, averaged to 8
+    x 8, stretched to the full range 0 to 16, and from there on treated exactly as the digits are.
+    Resolution, frame, range and grey levels are those of the digits, so only the content tells the
+    two apart. Its labels say which photograph. Training patches come from the left half of a
+    photograph, test patches from the right half. It is a substitute, and ours: for comparable
+    numbers use MNIST and Fashion-MNIST.
+    """
     datasets = optional("sklearn.datasets", "data.load('digits-ood')", "data")
     sizes = {"train": len(datasets.load_digits().target) - TEST_SIZE, "test": TEST_SIZE}
     # A fixed seed: whoever names this data set has the same images.

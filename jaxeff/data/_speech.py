@@ -1,9 +1,5 @@
 """Speech Commands: recordings of one second of a spoken word, split by speaker.
 
-Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition", arXiv:1804.03209.
-Folders are the classes, files are 16 kHz, 16 bit, mono; what is before ``_nohash_`` in a name is
-the speaker.
-
 ```python
 import wave
 from pathlib import Path
@@ -25,11 +21,6 @@ assert len(recordings.train_labels) + len(recordings.test_labels) == 120
 assert recordings.words == words and recordings.train_audio.shape[1] == 16_000
 assert {*data.recordings("data/speech-commands").words} == {*words}      # or folders of your own
 ```
-
-Sharp edges:
-    The official split needs the training archive. Here a fifth of the speakers is held out, by a
-    hash of their names, so that no speaker is on both sides, whatever part of the set is there.
-    The recordings of ``_silence_`` have no speaker: there each file is one.
 """
 
 import dataclasses
@@ -90,6 +81,16 @@ def speech_commands(root: str | os.PathLike[str] | None = None) -> Recordings:
     Wave files are looked for in `speech-commands/<word>/` under the folder named by `JAXEFF_DATA`;
     where there are none, a `*.flac.tar` archive there is read if the package `soundfile` is
     installed.
+
+    Warden, "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition",
+    arXiv:1804.03209. Folders are the classes, files are 16 kHz, 16 bit, mono; what is before
+    ``_nohash_`` in a name is the speaker.
+
+    Sharp edges:
+        The official split needs the training archive. Here a fifth of the speakers is held out, by
+        a hash of their names, so that no speaker is on both sides, whatever part of the set is
+        there.
+        The recordings of ``_silence_`` have no speaker: there each file is one.
 
     Args:
         root: The folder to look in; the one named by `JAXEFF_DATA` if None.

@@ -19,11 +19,6 @@ shuffled = Patches(4)(jax.random.key(0), x)                    # four squares in
 assert jnp.array_equal(jnp.sort(shuffled.ravel()), x.ravel())
 assert batch_inputs(jax.random.key(0), x) is x
 ```
-
-Sharp edges:
-    28 pixels are no multiple of 16 or 8: images are then continued by their border up to the next
-    multiple, cut, and cropped to their middle again.
-    Of four patches one image in 24 comes out as it was.
 """
 
 from collections.abc import Callable
@@ -46,6 +41,11 @@ _MOST_ALIKE = 0.1
 @dataclass(frozen=True)
 class Patches:
     """The images of the batch, cut into squares that are put together in another order.
+
+    Sharp edges:
+        28 pixels are no multiple of 16 or 8: images are then continued by their border up to the
+        next multiple, cut, and cropped to their middle again.
+        Of four patches one image in 24 comes out as it was.
 
     Attributes:
         size: Pixels of a square's side.

@@ -17,12 +17,6 @@ Sharp edges
 - It costs 3 n multiplications and an exponential per n inputs that it keeps and result, at most
   256: thousandths of a convolutional network or a transformer, much of a tiny one.
 - Far from every input that was measured the sum vanishes, and the factor is the static exp(a_c).
-
-Inputs that factors weren't measured on tell which form suits a network. Static factors are measured
-without a quarter of the inputs and judged on it, in turn; a regression is judged at every group of
-inputs by what it says without that group. The regression takes the place of static factors only
-where it errs less by more than twice the standard error of the difference, over groups of inputs
-with draws of their own.
 """
 
 from __future__ import annotations
@@ -374,6 +368,12 @@ def choose(form: str, groups: np.ndarray, measure: Callable[..., FactorPass]) ->
     `groups` says for each input the number of those it shares its draws with. `measure(rows,
     scale)` gives factors from the inputs whose row is 1, and the results with factors to the power
     of `scale`.
+
+    Inputs that factors weren't measured on tell which form suits a network. Static factors are
+    measured without a quarter of the inputs and judged on it, in turn; a regression is judged at
+    every group of inputs by what it says without that group. The regression takes the place of
+    static factors only where it errs less by more than twice the standard error of the difference,
+    over groups of inputs with draws of their own.
     """
     rows = np.ones(len(groups), np.float32)
     folds = groups.max() + 1 >= _FOLDS

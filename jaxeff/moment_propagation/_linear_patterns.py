@@ -8,22 +8,6 @@ Sharp edges
 - Only dot products `x (..., K) . w (K, N)` and 2-d convolutions NHWC, HWIO are recognised, with a
   bias over the last axis or none. Anything else is left to `propagate`.
 - An average pooling divides by the window's size; one that counts its entries isn't recognised.
-
-Products and differences of several views of one array are such layers, too. A *view* holds entries
-of an array, moved: a transpose, a slice, a roll, a broadcast. Which entry is where is known while
-tracing. So `x * jnp.roll(x, 1)` is a product of independent entries, `x[:, None] - x[None]` a
-difference of independent ones but on the diagonal, and the entries of `x @ x.T` are sums of
-products of independent entries, on the diagonal of squares.
-
-For a pointwise polynomial g of degree two in views u with covariances C_ab (the variance where two
-views hold the same entry, zero elsewhere), J and H its derivatives at the means,
-
-    E g = g + 1/2 tr(H C)        Var g = J C J + 1/2 tr(H C H C),
-
-exact.
-
-Sharp edges
-- Indices that are only known at run time make no view.
 """
 
 import itertools
@@ -287,6 +271,22 @@ def by_views(
 
     Random inputs are independent of each other, entries and all; `independent` evaluates a
     pointwise layer of such inputs. Returns None where it isn't of this form.
+
+    Products and differences of several views of one array are such layers, too. A *view* holds
+    entries of an array, moved: a transpose, a slice, a roll, a broadcast. Which entry is where is
+    known while tracing. So `x * jnp.roll(x, 1)` is a product of independent entries, `x[:, None] -
+    x[None]` a difference of independent ones but on the diagonal, and the entries of `x @ x.T` are
+    sums of products of independent entries, on the diagonal of squares.
+
+    For a pointwise polynomial g of degree two in views u with covariances C_ab (the variance where
+    two views hold the same entry, zero elsewhere), J and H its derivatives at the means,
+
+        E g = g + 1/2 tr(H C)        Var g = J C J + 1/2 tr(H C H C),
+
+    exact.
+
+    Sharp edges
+    - Indices that are only known at run time make no view.
     """
     sizes = [v.aval.size for n in layer.nodes for v in n.outputs]
     if not all(isinstance(size, int) and size <= _MOST_ENTRIES for size in sizes):

@@ -8,21 +8,6 @@ where it is 0.21. So a region with one random tensor is evaluated as one functio
 3. a pointwise region is stripped of affine steps at both ends, exact one by one, and its core is a
    primitive with a closed form, a piecewise polynomial (`_polynomials`), or integrated.
 
-A mask may leave some entries out of statistics, as `jax.nn.logsumexp(x, where=mask)` does. The
-maximum is taken of where(mask, x, -inf), the sum of where(mask, exp(x - max), 0): the second is
-the exponential of the first, less the maximum. So where everything that is made of x is masked
-alike, x is where(mask, x, -inf) from the start, and masks change nothing any more.
-
-Pointwise functions of one random value are integrated where their moments are first needed.
-Equation by equation `where(x > 0, x, a * x)` would choose by a decision that is random, and
-`max(softplus(x), b)` take a softplus as Gaussian. So pointwise equations that follow from one
-random value alone wait until one that isn't (a sum, a product with another random value) reads
-them, and are integrated over that value then.
-
-Disjoint slices of an array become separate inputs, each an independent value of its own. The
-gates of a recurrent cell are slices of one product. As entries of one array they seem to be
-mixed wherever two gates meet. As separate arrays they are independent, entry by entry.
-
 Sharp edges
 - A core with one further random operand (a random PReLU slope) is integrated over both; with more
   it is an error.
@@ -73,6 +58,11 @@ def masked_alike(nodes: Sequence[Node], root: Value, env: Environment) -> list[N
     `nodes` are made of the tensor `root`, in order. Returns the selections, the first one that of
     the tensor itself; none where something that isn't masked alike reaches a result or is combined
     along an axis.
+
+    A mask may leave some entries out of statistics, as `jax.nn.logsumexp(x, where=mask)` does. The
+    maximum is taken of where(mask, x, -inf), the sum of where(mask, exp(x - max), 0): the second is
+    the exponential of the first, less the maximum. So where everything that is made of x is masked
+    alike, x is where(mask, x, -inf) from the start, and masks change nothing any more.
     """
     made_by = {v: n for n in env.layer.nodes for v in n.outputs}
     bare, masks = {root}, list[Node]()
@@ -115,6 +105,12 @@ def _same(one: Node, other: Node, made_by: dict[Value, Node]) -> bool:
 @dataclass
 class Deferred:
     """The equations that wait.
+
+    Pointwise functions of one random value are integrated where their moments are first needed.
+    Equation by equation `where(x > 0, x, a * x)` would choose by a decision that is random, and
+    `max(softplus(x), b)` take a softplus as Gaussian. So pointwise equations that follow from one
+    random value alone wait until one that isn't (a sum, a product with another random value) reads
+    them, and are integrated over that value then.
 
     Attributes:
         env: Environment that values are read from and written to.
@@ -168,6 +164,10 @@ def split_slices(layer: Layer, values: Sequence[Any]) -> tuple[Layer, list[Any]]
 
     Entries of random values are independent. Returns a layer without the equations that slice, and
     its inputs; both as given if there are none.
+
+    Disjoint slices of an array become separate inputs, each an independent value of its own. The
+    gates of a recurrent cell are slices of one product. As entries of one array they seem to be
+    mixed wherever two gates meet. As separate arrays they are independent, entry by entry.
     """
     # LSTM gates are disjoint slices of one product: separate, they are independent.
     env = Environment(layer, {}, values=dict(zip(layer.inputs, values, strict=True)))

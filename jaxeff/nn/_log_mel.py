@@ -21,14 +21,6 @@ fixed = jax.jit(front.fixed)(audio)                    # int32, in steps of fron
 assert x.shape == fixed.shape == (2, 4, 10)
 assert jnp.abs(fixed.astype(jnp.float32) * front.step - x).max() < 0.1
 ```
-
-Sharp edges:
-    The first frame begins with the first sample; nothing is padded, and what is left of the last
-    hop is dropped.
-    Energies are of samples as fractions of full scale, and no smaller than `floor`. In fixed point
-    spectra have 16 bits: beside a loud tone, bands more than 80 dB below it hold rounding errors.
-    In fixed point no product exceeds int32, which is all that JAX has by default, and all that a
-    Cortex-M0 multiplies. Where a bound decides a shift, it stands beside it.
 """
 
 import math
@@ -339,6 +331,15 @@ class LogMel:
     A frame is multiplied by a periodic Hann window and filled up with zeros to a power of two. Its
     energies are summed by triangular mel filters; features are the natural logarithms, or, with
     `cepstra`, the first numbers of their orthonormal cosine transform (MFCC).
+
+    Sharp edges:
+        The first frame begins with the first sample; nothing is padded, and what is left of the
+        last hop is dropped.
+        Energies are of samples as fractions of full scale, and no smaller than `floor`. In fixed
+        point spectra have 16 bits: beside a loud tone, bands more than 80 dB below it hold rounding
+        errors.
+        In fixed point no product exceeds int32, which is all that JAX has by default, and all that
+        a Cortex-M0 multiplies. Where a bound decides a shift, it stands beside it.
 
     Attributes:
         rate: Samples a second, in Hz.

@@ -6,11 +6,6 @@ levels has few mean intensities, known before the program is compiled; their dis
 in a table (`count_table`; Klein's thesis, figure 10.5), from which the alias method draws with two
 random words and two look-ups, however wide the distribution.
 
-`fit_light` goes the other way, from measured means and variances to modes, photon rate and
-electronic noise. A reading I of chaotic light in one slot has the variance I²/M + I/photons +
-electronic²: a parabola whose coefficients are the three numbers (Klein's thesis, eq. (10.1), with
-M = 10.64 by such a fit).
-
 ```python
 import numpy as np
 
@@ -26,10 +21,6 @@ Sharp edges:
     a table needs `cap`, `photons` and `modes` when the program is traced. Where they are traced
     themselves, counts are drawn anew.
     a saturating detector narrows readings at large means; leave those out.
-
-References:
-    Vose, "A linear algorithm for generating random numbers with a given distribution", IEEE
-    Transactions on Software Engineering 17 (1991).
 """
 
 from functools import lru_cache
@@ -51,6 +42,10 @@ class CountTable(NamedTuple):
     Attributes:
         share: Share of each column that belongs to its own count, in units of 2⁻³².
         other: The count that the rest of the column belongs to.
+
+    References:
+        Vose, "A linear algorithm for generating random numbers with a given distribution", IEEE
+        Transactions on Software Engineering 17 (1991).
     """
 
     share: UInt32[np.ndarray, "means n"]
@@ -228,6 +223,11 @@ class Measured(NamedTuple):
 @validate(mean=real_array(1), variance=real_array(1))
 def fit_light(mean: Values, variance: Values) -> Measured:
     """Fits the parabola, every point by its relative error, with coefficients that aren't negative.
+
+    `fit_light` goes the other way, from measured means and variances to modes, photon rate and
+    electronic noise. A reading I of chaotic light in one slot has the variance I²/M + I/photons +
+    electronic²: a parabola whose coefficients are the three numbers (Klein's thesis, eq. (10.1),
+    with M = 10.64 by such a fit).
 
     Args:
         mean: Mean readings at several intensities, not negative.

@@ -11,11 +11,6 @@ g = photonic(f, {"avg_pool*": ChaoticLight(noise=0.5, slots=8), "fc2": PhotonicW
 logits = g(jax.random.key(0), params, x)
 ```
 
-Each matched pooling layer becomes quantized ReLU, average pooling and noise; see `ChaoticLight` for
-the two models and their limits. A matched dense or convolution layer becomes a crossbar
-(`PhotonicWeights`), and so does a product of two activations (`PhotonicProduct`). A noise level per
-activation is learnt with `jaxeff.photonics.replace_levels`.
-
 `read_out` gives what light adds to each layer on a batch, as noise that `jaxeff.moments`
 integrates.
 
@@ -26,18 +21,6 @@ from jaxeff.photonics import read_out
 noise = read_out(f, params, x, {"avg_pool*": ChaoticLight(noise=0.5)})
 logits = jaxeff.moments(f, noise=noise)(params, x)      # one pass in the place of many readings
 ```
-
-Sharp edges:
-    Same key, same noise: split the key for another draw.
-    What enters a matched layer passes a ReLU; negative values are lost, as light can't carry them,
-    but where an element measures them separately (`inputs="signed"`).
-    Shifts (what a quantized ReLU, transmissions and the light's positivity change) are those of a
-    pass without noise, and variances pass later layers as those of the layer without light: both
-    are right to first order in the noise.
-    Readings are taken as independent: of carriers that fan out to several outputs, and of
-    wavelength channels that are alike, only variances are known, not covariances.
-    Levels of amplitude and saturation are the physical model's, and aren't in it.
-    What `read_out` gives belongs to its batch.
 """
 
 import functools
@@ -71,6 +54,23 @@ def photonic(
     f: Callable[..., Any], spec: Mapping[str, PhotonicElement | None]
 ) -> Callable[..., Any]:
     """Carries layers of a model by chaotic light.
+
+    Each matched pooling layer becomes quantized ReLU, average pooling and noise; see `ChaoticLight`
+    for the two models and their limits. A matched dense or convolution layer becomes a crossbar
+    (`PhotonicWeights`), and so does a product of two activations (`PhotonicProduct`). A noise level
+    per activation is learnt with `jaxeff.photonics.replace_levels`.
+
+    Sharp edges:
+        Same key, same noise: split the key for another draw.
+        What enters a matched layer passes a ReLU; negative values are lost, as light can't carry
+        them, but where an element measures them separately (`inputs="signed"`).
+        Shifts (what a quantized ReLU, transmissions and the light's positivity change) are those of
+        a pass without noise, and variances pass later layers as those of the layer without light:
+        both are right to first order in the noise.
+        Readings are taken as independent: of carriers that fan out to several outputs, and of
+        wavelength channels that are alike, only variances are known, not covariances.
+        Levels of amplitude and saturation are the physical model's, and aren't in it.
+        What `read_out` gives belongs to its batch.
 
     Args:
         f: A pure function `f(params, *args)`.

@@ -22,11 +22,6 @@ smaller model; budgets are shares of the first one. The result is one plan for t
 With a `folder`, a round is a line of `rounds.jsonl`, its plan, written before it trains, and a
 checkpoint of `fit`. A run that is started again takes both as they are and comes to the same
 numbers. A folder of another run is refused.
-
-Sharp edges:
-    The optimizer starts anew in every round: its schedules count the updates of a round.
-    The settings of a score, and a budget's own measure, can't be seen from outside: they belong in
-    `settings`. Loss, optimizer and model are read.
 """
 
 import os
@@ -105,6 +100,11 @@ def prune_iteratively(
     progress: bool | None = None,
 ) -> Pruned:
     """Prunes a model round by round, training in between.
+
+    Sharp edges:
+        The optimizer starts anew in every round: its schedules count the updates of a round.
+        The settings of a score, and a budget's own measure, can't be seen from outside: they belong
+        in `settings`. Loss, optimizer and model are read.
 
     Args:
         key: Random key; round i trains with `fold_in(key, i)`.

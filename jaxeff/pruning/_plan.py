@@ -21,10 +21,6 @@ save_pruned("small", plan, plan.shrink(params))
 plan, small = load_pruned("small", channels(f, params, x), params)
 logits = pruned(f, plan)(small, x)
 ```
-
-The folder holds `plan.json`, to be read by people, and `params.safetensors`, which says which plan
-it belongs to. The code of the model isn't kept: whoever loads it has `f`. The folder appears whole
-or not at all; one that holds something else isn't overwritten.
 """
 
 from __future__ import annotations
@@ -373,6 +369,10 @@ PLAN, NUMBERS = "plan.json", "params.safetensors"
 @validate(plan=instance_of(Plan), small=parameter_tree)
 def save_pruned(folder: str | os.PathLike[str], plan: Plan, small: Any) -> Path:
     """Writes a smaller model, replacing one that is there.
+
+    The folder holds `plan.json`, to be read by people, and `params.safetensors`, which says which
+    plan it belongs to. The code of the model isn't kept: whoever loads it has `f`. The folder
+    appears whole or not at all; one that holds something else isn't overwritten.
 
     Args:
         folder: Folder of the model; made when missing.

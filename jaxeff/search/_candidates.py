@@ -14,20 +14,6 @@ candidates = Candidates(f, params, data, data, space, steps=2, batch_size=32)
 candidates.accuracy(jax.random.key(0), space.uncompressed)
 ```
 
-A sensitivity is what predictions lose by the compression of one layer alone, by method and
-strength: S(l, q) = mean over inputs of KL(f || f with layer l compressed by q), as Galen feeds it
-to its agents (Klein's thesis, eq. (4.6); after ZeroQ, arXiv 2001.00281). All layers, methods and
-strengths are policies of one compiled program.
-
-```python
-from jaxeff.search import Actions, sensitivity
-
-f, params, (x, y) = small_classifier()
-space = SearchSpace.read(f, params, x[:1])
-found = sensitivity(f, params, x[:64], space, Actions(round_to=4))
-found.pruning.shape                                             # [layers, strengths]
-```
-
 Sharp edges:
     Every candidate starts from the parameters that are given, not from the last one's, and where it
     trains it ends with running statistics of its own.
@@ -422,6 +408,20 @@ def sensitivity(
     strengths: int = STRENGTHS,
 ) -> CompressionSensitivity:
     """Measures every layer by every method.
+
+    A sensitivity is what predictions lose by the compression of one layer alone, by method and
+    strength: S(l, q) = mean over inputs of KL(f || f with layer l compressed by q), as Galen feeds
+    it to its agents (Klein's thesis, eq. (4.6); after ZeroQ, arXiv 2001.00281). All layers, methods
+    and strengths are policies of one compiled program.
+
+    ```python
+    from jaxeff.search import Actions, sensitivity
+
+    f, params, (x, y) = small_classifier()
+    space = SearchSpace.read(f, params, x[:1])
+    found = sensitivity(f, params, x[:64], space, Actions(round_to=4))
+    found.pruning.shape                                             # [layers, strengths]
+    ```
 
     Args:
         f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits,

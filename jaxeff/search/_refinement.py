@@ -20,9 +20,6 @@ prediction is corrected by what the most similar of those measured took over wha
 it, and the best candidate by the corrected rewards is next, until that is one that was measured
 already. Candidates are those of all episodes and, where the latency is looked up, what lies a
 single step from the best: one group of channels, or the bits of one layer.
-
-Sharp edge: predictions are off by other shares elsewhere, so a correction holds in the
-neighbourhood of what was measured.
 """
 
 from __future__ import annotations
@@ -46,6 +43,9 @@ Row = dict[str, Any]
 @dataclass(frozen=True, eq=False)
 class Refinement:
     """Settings of how the best candidate is brought to the target latency.
+
+    Sharp edge: predictions are off by other shares elsewhere, so a correction holds in the
+    neighbourhood of what was measured.
 
     Attributes:
         latency: Function that measures a candidate from end to end, such as

@@ -16,19 +16,6 @@ a group of channels decides how many of them stay; layers that add to the same c
 Which channels go is settled before the search, by their scores, so a policy is nothing but numbers:
 it may be traced, and thousands of candidates are one program.
 
-A searcher acts by numbers from 0 to 1 per layer. An action says how much of a layer goes, whatever
-the layer: 0 leaves it alone. What it comes to is
-Galen's mapping (Klein's thesis, section 4.2.3; Krieger et al., arXiv 2212.07818):
-
-```text
-channels    R * clip(floor((1 - p) C / R) + 1, 1, C / R)
-datatype    of the larger q of both:  q <= t_fp: FP32,  q <= t_int: INT8,  else MIX
-bits (MIX)  clip(floor((1 - r) B) + 1, 1, B),  r = (q - t_int) / (1 - t_int)
-```
-
-A layer that no kernel of few bits takes, with the channels that are left of it, has eight bits in
-the place of MIX.
-
 Sharp edges:
     what lies inside a loop, and a second use of a weight, is left as it is.
 """
@@ -369,6 +356,19 @@ def _merged(axes: list[dependencies.Axis]) -> dependencies.Axis:
 @register_setting
 class Actions(Setting):
     """Mapping of actions to policies.
+
+    A searcher acts by numbers from 0 to 1 per layer. An action says how much of a layer goes,
+    whatever the layer: 0 leaves it alone. What it comes to is Galen's mapping (Klein's thesis,
+    section 4.2.3; Krieger et al., arXiv 2212.07818):
+
+    ```text
+    channels    R * clip(floor((1 - p) C / R) + 1, 1, C / R)
+    datatype    of the larger q of both:  q <= t_fp: FP32,  q <= t_int: INT8,  else MIX
+    bits (MIX)  clip(floor((1 - r) B) + 1, 1, B),  r = (q - t_int) / (1 - t_int)
+    ```
+
+    A layer that no kernel of few bits takes, with the channels that are left of it, has eight bits
+    in the place of MIX.
 
     Attributes:
         methods: "pruning" (one action a layer), "quantization" (weights, activations) or "both"

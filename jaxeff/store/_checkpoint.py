@@ -16,13 +16,6 @@ assert load_metadata("run.safetensors") == {"epoch": 3}
 found = load_pytree("run.safetensors", like=tree)        # refuses other paths, shapes or dtypes
 assert found["fc"]["kernel"].dtype == jnp.bfloat16 and found["key"] == tree["key"]
 ```
-
-Sharp edges:
-
-- The tree's *structure* is not stored, only the paths of its leaves. `load_pytree` rebuilds
-  nested dicts, or any structure when it is given one as ``like``.
-- Python numbers come back as arrays; ``None`` has no leaves and needs ``like``.
-- A writer killed midway leaves the previous file as it was (`jaxeff.store`).
 """
 
 import hashlib
@@ -114,6 +107,13 @@ def save_pytree(
 @validate()
 def load_pytree(path: str | os.PathLike[str], like: Any = None) -> Any:
     """Reads a pytree that `save_pytree` wrote.
+
+    Sharp edges:
+
+    - The tree's *structure* is not stored, only the paths of its leaves. `load_pytree` rebuilds
+      nested dicts, or any structure when it is given one as ``like``.
+    - Python numbers come back as arrays; ``None`` has no leaves and needs ``like``.
+    - A writer killed midway leaves the previous file as it was (`jaxeff.store`).
 
     Args:
       path: The file.

@@ -11,20 +11,6 @@ for task in tasks:
 rows = [row for task in tasks for row in kept[task]]
 ```
 
-The file has one JSON object per line: first ``{"run": ...}``, what makes it the same run, then
-``{"task": ..., "rows": ...}`` per finished task. A process killed at any moment loses at most the
-task it was in.
-
-Lines are only ever added, also by the functions below, for values of any form; several processes
-may begin, read and add to one file at once. A process killed while it adds a line leaves the
-beginning of one. Readers pass over it; what is added next sets it aside first (`repair_lines` does
-that alone), in a file of the same name with ``.cut`` at its end, so that all before it stays
-readable. Values are objects or lists, of which no proper beginning is JSON, so a last line that
-only lacks its line feed counts as whole.
-
-Any other damage is refused, and the file stays as it is. White space around a value (and so the
-line ends of Windows) and a byte order mark, which editors may add, are no damage.
-
 ```python
 from jaxeff.store import add_line, read_lines, repair_lines
 
@@ -52,6 +38,16 @@ from jaxeff.store._identity import require_same_run
 @validate()
 def read_lines(path: str | os.PathLike[str]) -> list[Any]:
     """Reads the values of a file's complete lines; none where there is no file.
+
+    Lines are only ever added, also by the functions below, for values of any form; several
+    processes may begin, read and add to one file at once. A process killed while it adds a line
+    leaves the beginning of one. Readers pass over it; what is added next sets it aside first
+    (`repair_lines` does that alone), in a file of the same name with ``.cut`` at its end, so that
+    all before it stays readable. Values are objects or lists, of which no proper beginning is JSON,
+    so a last line that only lacks its line feed counts as whole.
+
+    Any other damage is refused, and the file stays as it is. White space around a value (and so the
+    line ends of Windows) and a byte order mark, which editors may add, are no damage.
 
     Args:
       path: The file; empty lines in it are passed over.
@@ -212,6 +208,10 @@ class Journal:
     A task is identified by its JSON, in which the order of keys doesn't matter. If a task was added
     twice, the later value counts. Values come back as JSON has them (tuples as lists), whether this
     process added them or an earlier one.
+
+    The file has one JSON object per line: first ``{"run": ...}``, what makes it the same run, then
+    ``{"task": ..., "rows": ...}`` per finished task. A process killed at any moment loses at most
+    the task it was in.
     """
 
     def __init__(

@@ -1,12 +1,5 @@
 """Convolutions in the one layout that is fast everywhere: ``[batch, ..., channels]``.
 
-The gradient of a convolution is a convolution with its axes in another order. XLA's CPU compiler
-brings it to the layout of its fast kernels only at the top level of a program: inside a loop, such
-as the scan over an epoch's mini-batches, it falls back to one that is several times slower.
-`canonical_convolutions` states the transpositions in the program itself. A LeNet-5 training epoch
-is three times faster with it, measured on two cores (jaxlib 0.10.2); the results are the same up
-to float rounding.
-
 ```python
 import jax
 import jax.numpy as jnp
@@ -16,11 +9,9 @@ from jaxeff.training import canonical_convolutions, canonical_in_loops, label_lo
 
 f, params, (x, y) = small_classifier(32)
 
-
 def update(params, rows):
     gradients = jax.grad(lambda p: label_loss(f(p, x[rows]), y[rows]))(params)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), None
-
 
 batches = jnp.arange(32).reshape(4, 8)
 plain, _ = jax.lax.scan(update, params, batches)
@@ -31,9 +22,6 @@ assert all(jax.tree.leaves(same))
 g = canonical_convolutions(f, products=True)             # whatever the device is
 assert jnp.allclose(g(params, x), f(params, x), atol=1e-5)
 ```
-
-Sharp edge: apply it last, to a function that takes its own gradients, such as an epoch. Derived
-*from* its result, gradients are right but slow again.
 """
 
 import itertools
@@ -50,6 +38,13 @@ from jaxeff.program.ir import Contraction, Scan, convolved_channels_last, walk
 @validate(f=pure_function)
 def canonical_convolutions(f: Callable[..., Any], *, products: bool = False) -> Callable[..., Any]:
     """Rewrites each convolution in ``f``, also in scans, to channels-last layout.
+
+    The gradient of a convolution is a convolution with its axes in another order. XLA's CPU
+    compiler brings it to the layout of its fast kernels only at the top level of a program: inside
+    a loop, such as the scan over an epoch's mini-batches, it falls back to one that is several
+    times slower. `canonical_convolutions` states the transpositions in the program itself. A
+    LeNet-5 training epoch is three times faster with it, measured on two cores (jaxlib 0.10.2); the
+    results are the same up to float rounding.
 
     Args:
       f: Any function of pytrees of arrays. Calls with custom derivatives, conditionals and while
@@ -77,6 +72,9 @@ def canonical_in_loops(f: Callable[..., Any], *, products: bool = False) -> Call
 
     Inside a loop, XLA's CPU compiler has fast convolutions for that layout only; other compilers
     choose layouts themselves.
+
+    Sharp edge: apply it last, to a function that takes its own gradients, such as an epoch. Derived
+    *from* its result, gradients are right but slow again.
 
     Args:
       f: Function to rewrite, as for `canonical_convolutions`.

@@ -10,27 +10,6 @@ msp(inside), max_logit(inside), generalized_entropy(inside, gamma=0.1)
 ```
 
 All jit, vmap and deploy. The literature often has them with the other sign.
-
-The epistemic part of Gaussian logits has a closed form: no draws, no key, so it deploys.
-
-```python
-import jax, jaxeff
-from jaxeff.nn import small_classifier
-from jaxeff.uncertainty import moment_information
-
-f, params, (x, y) = small_classifier()
-posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
-scores = moment_information(jaxeff.moments(f)(posterior, x))
-```
-
-ODIN is the softmax at a high temperature, of inputs moved towards their predicted class; it costs a
-pass backward to the inputs.
-
-```python
-from jaxeff.uncertainty import odin
-
-scores = jax.jit(odin(f, temperature=1000.0, step=0.0014))(params, x)
-```
 """
 
 from collections.abc import Callable
@@ -130,6 +109,18 @@ def moment_information(logits: Gaussian | JointGaussian) -> Float[Array, "*batch
     `1/2 (sum p var - p^T cov p)`, for independent logits `1/2 sum p (1 - p) var`. Where variances
     are large it goes on growing, while mutual information ends at the logarithm of the classes.
 
+    The epistemic part of Gaussian logits has a closed form: no draws, no key, so it deploys.
+
+    ```python
+    import jax, jaxeff
+    from jaxeff.nn import small_classifier
+    from jaxeff.uncertainty import moment_information
+
+    f, params, (x, y) = small_classifier()
+    posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
+    scores = moment_information(jaxeff.moments(f)(posterior, x))
+    ```
+
     Args:
         logits: Means and variances, `[*batch, classes]`.
 
@@ -160,6 +151,18 @@ def odin(
 
     Liang, Li, Srikant, "Enhancing The Reliability of Out-of-distribution Image Detection in
     Neural Networks", ICLR 2018, arXiv 1706.02690, eq. 1 and 2.
+
+    ODIN is the softmax at a high temperature, of inputs moved towards their predicted class; it
+    costs a pass backward to the inputs.
+
+    ```python
+    import jax
+    from jaxeff.nn import small_classifier
+    from jaxeff.uncertainty import odin
+
+    f, params, (x, y) = small_classifier()
+    scores = jax.jit(odin(f, temperature=1000.0, step=0.0014))(params, x)
+    ```
 
     Args:
         f: A pure function such as `f(params, x)`, its inputs last.

@@ -17,15 +17,6 @@ assert exchangeability(key, later).p_value < 0.01
 The p-value of a score among those before it, with a uniform number u, is the share of those that
 are higher, and u times the share that are equal, itself included (Vovk, Nouretdinov, Gammerman,
 "Testing Exchangeability On-Line", ICML 2003). It is exact only with u.
-
-Bets are those of the simple jumper (Vovk, Petej, Nouretdinov, Ahlberg, Carlsson, Gammerman,
-"Retrain or Not Retrain: Conformal Test Martingales for Change-Point Detection", COPA 2021,
-arXiv 2102.10439, algorithm 1): capital lies on ``1 + b (p - 1/2)`` for b of -1, 0 and 1, and a
-hundredth of it is spread anew before each score. With e_n for what a bet multiplies the whole by,
-evidence is ``A_n = (A_{n-1} + w_n) e_n``: a bet begins at every score. Weights that sum to one,
-``w_n = 1 / (n (n + 1))``, and the ``1 / (n + 1)`` that isn't staked yet, make a martingale that is
-1 at first. With ``w_n = 1`` it is the statistic of Shiryaev and Roberts, of which ``A_n - n`` is a
-martingale: the mean number of scores before it reaches c is at least c.
 """
 
 from typing import NamedTuple
@@ -102,6 +93,15 @@ def exchangeability(key: PRNGKeyArray, scores: Float[Array, " n"]) -> Exchangeab
 
     While they could, the evidence reaches 1/a at any time with a probability of at most a. Formula
     and papers are in the module. It jits and vmaps.
+
+    Bets are those of the simple jumper (Vovk, Petej, Nouretdinov, Ahlberg, Carlsson, Gammerman,
+    "Retrain or Not Retrain: Conformal Test Martingales for Change-Point Detection", COPA 2021,
+    arXiv 2102.10439, algorithm 1): capital lies on ``1 + b (p - 1/2)`` for b of -1, 0 and 1, and a
+    hundredth of it is spread anew before each score. With e_n for what a bet multiplies the whole
+    by, evidence is ``A_n = (A_{n-1} + w_n) e_n``: a bet begins at every score. Weights that sum to
+    one, ``w_n = 1 / (n (n + 1))``, and the ``1 / (n + 1)`` that isn't staked yet, make a martingale
+    that is 1 at first. With ``w_n = 1`` it is the statistic of Shiryaev and Roberts, of which ``A_n
+    - n`` is a martingale: the mean number of scores before it reaches c is at least c.
 
     Args:
         key: A random key: p-values of ties are randomized.

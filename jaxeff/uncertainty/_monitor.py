@@ -17,23 +17,6 @@ print(seen.unknown_rate, seen.coverage, seen.evidence, seen.alarm)
 The state is some thirty numbers, whatever the network: counts of held-out and later scores in a few
 bins, running means, and the evidence of drift. It scans, vmaps over streams, deploys with
 ``state=("state",)``, and goes into C.
-
-The alarm needs no labels. Scores of the inputs fall into bins, of which a bin's p-value is taken
-among all that came before, held-out ones included; so p-values are exact, and the alarm's rate is
-as stated, for any network and any score, with as few held-out inputs as there are. Half of those
-make the bins and the other half the counts: bins of the same ones would favour them. The martingale
-and its papers are in `exchangeability`.
-
-Sharp edges:
-    Inputs that depend on each other, such as overlapping windows of one sound, are not exchangeable
-    though nothing drifts: give each event once, or every tenth window.
-    A drift becomes the new normal: bins count what comes. Shiryaev-Roberts goes on to alarm until
-    then; begin anew with the first state, or with held-out inputs of the new kind.
-    Rates of alarms are of all draws of the key. Streams with one key, such as devices that run the
-    same program, have their false alarms together: give each its own ``state.key``, two random
-    words.
-    What drifts in no score isn't seen. A score may be of anything: a variance, a distance, a norm.
-    From 16 million inputs on, counts in float32 stand still.
 """
 
 from collections.abc import Callable
@@ -52,6 +35,24 @@ Share = Annotated[float, core.Number(above=0, below=1)]
 @core.register_setting
 class Monitoring(core.Setting):
     """How a stream is watched.
+
+    The alarm needs no labels. Scores of the inputs fall into bins, of which a bin's p-value is
+    taken among all that came before, held-out ones included; so p-values are exact, and the alarm's
+    rate is as stated, for any network and any score, with as few held-out inputs as there are. Half
+    of those make the bins and the other half the counts: bins of the same ones would favour them.
+    The martingale and its papers are in `exchangeability`.
+
+    Sharp edges:
+        Inputs that depend on each other, such as overlapping windows of one sound, are not
+        exchangeable though nothing drifts: give each event once, or every tenth window.
+        A drift becomes the new normal: bins count what comes. Shiryaev-Roberts goes on to alarm
+        until then; begin anew with the first state, or with held-out inputs of the new kind.
+        Rates of alarms are of all draws of the key. Streams with one key, such as devices that run
+        the same program, have their false alarms together: give each its own ``state.key``, two
+        random words.
+        What drifts in no score isn't seen. A score may be of anything: a variance, a distance, a
+        norm.
+        From 16 million inputs on, counts in float32 stand still.
 
     Attributes:
         coverage: How often sets are to hold the truth.

@@ -9,11 +9,6 @@ uncertainty = token_uncertainty(logits)
 assert uncertainty.epistemic.shape == (2, 7)
 ```
 
-The members' axis is the first, as `jaxeff.ensemble` and `jaxeff.bayes.predict` return it. Gaussian
-logits, of `jaxeff.moments`, are taken in closed form: no draws, no key, so it deploys.
-
-Sharp edge: the closed form is of first order in the variances; `from_gaussian` draws.
-
 From tokens to texts, `[batch, tokens]`:
 
 ```python
@@ -66,6 +61,11 @@ def token_uncertainty(
 
     Malinin and Gales, "Uncertainty Estimation in Autoregressive Structured Prediction", ICLR 2021,
     arXiv 2002.07650, section 3.
+
+    The members' axis is the first, as `jaxeff.ensemble` and `jaxeff.bayes.predict` return it.
+    Gaussian logits, of `jaxeff.moments`, are taken in closed form: no draws, no key, so it deploys.
+
+    Sharp edge: the closed form is of first order in the variances; `from_gaussian` draws.
 
     Args:
         logits: Logits of members or draws, those first; or Gaussian ones, `[batch, tokens,

@@ -5,9 +5,6 @@ exactly as a board at ``rpc://`` does, so what runs here runs there; it executes
 instructions a real core would, so its results hold for the real board. But the time an emulator
 takes says nothing about a board, and timing on it is refused.
 
-Call `prepare` once; it downloads what the board runs. Starting takes a few seconds (an emulated
-Python importing TVM's runtime), so open one board and run many bundles on it.
-
 ```python
 from jaxeff_export.boards import BoardError, require_emulator
 from jaxeff_export.targets import ToolchainError
@@ -16,22 +13,6 @@ try:
     print(require_emulator().folder)                     # what the board runs lies here
 except (BoardError, ToolchainError) as missing:          # qemu, or the download
     print(missing)                                       # how to get it
-```
-
-Sharp edge: the emulated core has only its own instructions. A library for a newer core (A76) is
-refused on an older one (A72), where it would die; pick the core with ``emulated:cortex-a76``.
-
-`ProgramBoard` is for processors that TVM's runtime isn't there for. A call builds a program around
-a C library and runs it under qemu: a user's program on 32-bit ARM and RISC-V, all that runs on a
-microcontroller.
-
-`board_kinds` lists the kinds of boards, and which of them can be used on this machine.
-
-```python
-from jaxeff_export.boards import board_kinds
-
-for kind in board_kinds():                               # as `jaxeff-export boards` shows them
-    print(kind.name, kind.missing or kind.what)
 ```
 """
 
@@ -88,6 +69,12 @@ def require_emulator() -> Sysroot:
 
 class EmulatedBoard(Board):
     """An emulated ARM core on this machine.
+
+    Call `prepare` once; it downloads what the board runs. Starting takes a few seconds (an emulated
+    Python importing TVM's runtime), so open one board and run many bundles on it.
+
+    Sharp edge: the emulated core has only its own instructions. A library for a newer core (A76) is
+    refused on an older one (A72), where it would die; pick the core with ``emulated:cortex-a76``.
 
     Args:
       cpu: one of `CORES`.
@@ -250,6 +237,10 @@ _UNITS = frozenset({"fp64", "neon", "d", "f", "c"})
 class ProgramBoard(Board):
     """An emulated processor that runs whole programs.
 
+    `ProgramBoard` is for processors that TVM's runtime isn't there for. A call builds a program
+    around a C library and runs it under qemu: a user's program on 32-bit ARM and RISC-V, all that
+    runs on a microcontroller.
+
     Args:
       core: one of `PROGRAM_CORES`, or a microcontroller of your own.
     """
@@ -326,7 +317,17 @@ class BoardKind:
 
 
 def board_kinds() -> tuple[BoardKind, ...]:
-    """Lists all kinds; whether a particular board at an address answers is not asked."""
+    """Lists all kinds; whether a particular board at an address answers is not asked.
+
+    `board_kinds` lists the kinds of boards, and which of them can be used on this machine.
+
+    ```python
+    from jaxeff_export.boards import board_kinds
+
+    for kind in board_kinds():                               # as `jaxeff-export boards` shows them
+        print(kind.name, kind.missing or kind.what)
+    ```
+    """
     has_tvm = _missing(lambda: targets.require_extra("tvm", "a board"))
     emulated = has_tvm or _missing(require_emulator)
     return (

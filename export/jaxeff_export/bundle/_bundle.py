@@ -16,21 +16,6 @@
 Sharp edges: loading a library runs native code, so load bundles only from where you would install
 programs from; the checksums guard against damage, not against malice. A bundle runs with the TVM
 version that compiled it.
-
-`run_on_boards` runs the same work on several boards at once, each with an outcome of its own:
-
-```python
-import jax.numpy as jnp
-import numpy as np
-
-from jaxeff_export import deploy, run_on_boards
-
-bundle = deploy(lambda w, x: x @ w, (jnp.eye(3), jnp.ones((2, 3))))
-x = np.ones((2, 3), np.float32)
-here, lost = run_on_boards(bundle, ["local", "rpc://localhost:1"], lambda runner: runner.run(x))
-assert here.error is None and (here.result == x).all()
-assert lost.result is None and "localhost" in str(lost.error)        # nothing answers there
-```
 """
 
 from __future__ import annotations
@@ -654,6 +639,21 @@ def run_on_boards(
     """Runs the same work with a bundle on several boards at once.
 
     Boards that are one machine (``local`` and a server on it) compete for its cores.
+
+    `run_on_boards` runs the same work on several boards at once, each with an outcome of its own:
+
+    ```python
+    import jax.numpy as jnp
+    import numpy as np
+
+    from jaxeff_export import deploy, run_on_boards
+
+    bundle = deploy(lambda w, x: x @ w, (jnp.eye(3), jnp.ones((2, 3))))
+    x = np.ones((2, 3), np.float32)
+    here, lost = run_on_boards(bundle, ["local", "rpc://localhost:1"], lambda runner: runner.run(x))
+    assert here.error is None and (here.result == x).all()
+    assert lost.result is None and "localhost" in str(lost.error)        # nothing answers there
+    ```
 
     Args:
       bundle: the bundle; it must fit every board.

@@ -19,19 +19,6 @@ seconds = measured_latency(x[:1])(Candidate(space.uncompressed, space, candidate
 ```
 
 In a search it is `search(..., latency=measured_latency(x[:1]))`.
-
-A candidate is made smaller, converted to integer codes and compiled, and timed on the board in
-turns with the whole model: the median ratio counts, times what the whole model took at first,
-because a core is slower at times. Nothing is trained for it.
-
-With several boards, candidates that a searcher knows in advance (`ahead`: random ones, those of a
-generation, an agent's before it has learnt) are measured on as many boards at once.
-
-Sharp edges:
-    Compiling takes seconds, one candidate after the other: boards add to each other as far as
-    measuring takes longer. Boards that are one machine compete for its cores.
-    Every candidate is compared with the whole model in float32, as this compiler makes it: a better
-    baseline makes the same share harder to reach.
 """
 
 import functools
@@ -130,6 +117,19 @@ def leaves_of(params: Any) -> list[str]:
 
 class MeasuredLatency:
     """A latency that is measured; made by `measured_latency`.
+
+    A candidate is made smaller, converted to integer codes and compiled, and timed on the board in
+    turns with the whole model: the median ratio counts, times what the whole model took at first,
+    because a core is slower at times. Nothing is trained for it.
+
+    With several boards, candidates that a searcher knows in advance (`ahead`: random ones, those of
+    a generation, an agent's before it has learnt) are measured on as many boards at once.
+
+    Sharp edges:
+        Compiling takes seconds, one candidate after the other: boards add to each other as far as
+        measuring takes longer. Boards that are one machine compete for its cores.
+        Every candidate is compared with the whole model in float32, as this compiler makes it: a
+        better baseline makes the same share harder to reach.
 
     Attributes:
         boards: For searches: number of candidates can be measured at once.

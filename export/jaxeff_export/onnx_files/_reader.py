@@ -13,24 +13,6 @@ to_onnx(f, (params, x), "net.onnx")
 g, weights = from_onnx("net.onnx")
 assert np.allclose(jax.jit(g)(weights, x), f(params, x), atol=1e-5)
 ```
-
-Sharp edges:
-
-- Parameters are the floating-point initializers that have axes, means and variances of batch norms
-  are state, and everything else is a constant: integers, single numbers, and whatever says a shape.
-  A name is cut at "/" and ".", unless another name would then stand in its way.
-- Integers of the file that `DequantizeLinear` makes floats of are parameters too, by the integers'
-  names and of the floats' values. `restore` rounds them to the file's grid.
-- Shapes are computed while tracing, by NumPy. What depends on an input under `jax.jit` is not known
-  then: an operator that needs it to know a shape is refused by name. Called without `jit`, integer
-  inputs that are NumPy arrays are known.
-- An operator without a rule is computed as its definition in ONNX says, where that is a function of
-  others, and refused by name otherwise. So are random numbers, strings and training modes.
-- A loop is unrolled where the number of its steps is known and small; else it is a scan, or a while
-  loop, through which no gradient goes.
-- `Resize` with `align_corners` by a scale that makes no whole length is what ONNX's own tests say;
-  ONNX Runtime takes the whole number of elements for the length.
-- Integers of 64 bits are 32 wide, and double precision is single, unless JAX has x64 enabled.
 """
 
 import copy
@@ -96,6 +78,26 @@ def from_onnx(
     model: Source, *, grids: bool = False
 ) -> tuple[Callable[..., Any], dict[str, Any]] | PostTrained:
     """Reads an ONNX model as a pure function of its parameters and inputs.
+
+    Sharp edges:
+
+    - Parameters are the floating-point initializers that have axes, means and variances of batch
+      norms are state, and everything else is a constant: integers, single numbers, and whatever
+      says a shape.
+      A name is cut at "/" and ".", unless another name would then stand in its way.
+    - Integers of the file that `DequantizeLinear` makes floats of are parameters too, by the
+      integers' names and of the floats' values. `restore` rounds them to the file's grid.
+    - Shapes are computed while tracing, by NumPy. What depends on an input under `jax.jit` is not
+      known then: an operator that needs it to know a shape is refused by name. Called without
+      `jit`, integer inputs that are NumPy arrays are known.
+    - An operator without a rule is computed as its definition in ONNX says, where that is a
+      function of others, and refused by name otherwise. So are random numbers, strings and training
+      modes.
+    - A loop is unrolled where the number of its steps is known and small; else it is a scan, or a
+      while loop, through which no gradient goes.
+    - `Resize` with `align_corners` by a scale that makes no whole length is what ONNX's own tests
+      say; ONNX Runtime takes the whole number of elements for the length.
+    - Integers of 64 bits are 32 wide, and double precision is single, unless JAX has x64 enabled.
 
     Args:
         model: A path (`.onnx`), or what `onnx.load` returns. Operator sets from 1 to the newest

@@ -17,25 +17,6 @@ Products are sums of 8-bit codes in int32. Bias, batch norm, shortcut, ReLU and 
 product go into the step that writes its result as the codes that the next layer reads (Jacob et
 al., section 2.4); means are means of whole numbers. `quantized(f, spec)` computes the same in
 floating point.
-
-Sharp edges:
-    A shortcut reads the codes of its neighbour on the main road, where `quantized` reads floats:
-    below 8 bits train `integer_aware(f, spec)`, which reads codes.
-    What no integer kernel takes runs as in `quantized` (an `IntegerFallbackWarning` names it).
-    `g(params, x)` converts in every call: convert once.
-    Conversion folds running statistics as they are.
-    A weight that another layer reads in float is kept in float, too, such as a table of tokens that
-    logits are made with: "*" quantizes the look-up as well as the product, "*:linear" does not.
-    Codes of what a norm or a softmax computes in float may be others in a bundle than under XLA:
-    both round floats, and of many values a few lie between two codes. See `Bundle.check`. So may
-    they be others than those of `quantized`, which moves as far itself where such a value is
-    rounded otherwise: an untrained VAE with norms and attention by .047 of its largest result when
-    the last bits of its norms' scales change.
-    Codes have no NaN: under JAX it becomes the smallest code of a calibrated grid, and infinity an
-    end of the range, so that results are finite. Deployed bundles refuse NaN in arguments.
-
-References:
-    Jacob et al., arXiv:1712.05877.
 """
 
 from __future__ import annotations
@@ -335,6 +316,23 @@ def integer(
 ) -> Integer:
     """Computes a quantized model with integer codes.
 
+    Sharp edges:
+        A shortcut reads the codes of its neighbour on the main road, where `quantized` reads
+        floats: below 8 bits train `integer_aware(f, spec)`, which reads codes.
+        What no integer kernel takes runs as in `quantized` (an `IntegerFallbackWarning` names it).
+        `g(params, x)` converts in every call: convert once.
+        Conversion folds running statistics as they are.
+        A weight that another layer reads in float is kept in float, too, such as a table of tokens
+        that logits are made with: "*" quantizes the look-up as well as the product, "*:linear" does
+        not.
+        Codes of what a norm or a softmax computes in float may be others in a bundle than under
+        XLA: both round floats, and of many values a few lie between two codes. See `Bundle.check`. So
+        may they be others than those of `quantized`, which moves as far itself where such a value
+        is rounded otherwise: an untrained VAE with norms and attention by .047 of its largest
+        result when the last bits of its norms' scales change.
+        Codes have no NaN: under JAX it becomes the smallest code of a calibrated grid, and infinity
+        an end of the range, so that results are finite. Deployed bundles refuse NaN in arguments.
+
     Args:
         f: A pure function `f(params, *args)` in inference.
         spec: Quantizers by site, as for `quantized`, of uniform grids of at most 8 bits: symmetric
@@ -357,6 +355,9 @@ def integer(
         TypeError: The spec isn't a mapping from patterns to methods.
         ValueError: `requantize` is neither.
         IntegerError: On the first call; as for `convert`.
+
+    References:
+        Jacob et al., arXiv:1712.05877.
     """
     _quantized.check_spec(spec)
     if requantize not in ("float", "fixed"):

@@ -5,30 +5,6 @@ quantization, with the gradient its method has. Its numbers (a step, a threshold
 leaves, so they are learnt by the gradient with respect to the spec and swept by `vmap`. A number
 that is None is computed from the array on every call; `jaxeff.compression.init` computes it once,
 from the parameters and a batch, and makes it a leaf.
-
-A new method is a new class:
-
-```python
-from dataclasses import dataclass
-
-import jax.numpy as jnp
-
-from jaxeff.compression import BaseQuantizer, quantized, round_through
-from jaxeff.nn import small_classifier
-from jaxeff.core import Positive, register_setting
-
-@register_setting
-class Fixed(BaseQuantizer):
-    step: Positive
-
-    def quantize(self, x, tensor):
-        return round_through(x / self.step) * self.step
-
-f, params, (x, y) = small_classifier()
-logits = quantized(f, {"*:linear": Fixed(0.1)})(params, x)
-```
-
-One of evenly spaced values says which in `uniform_grid`, and `integer` deploys what was trained.
 """
 
 import math
@@ -204,7 +180,33 @@ class WeightsOnGrid(Protocol):
 
 
 class BaseQuantizer(core.Setting):
-    """A quantizer with nothing to start from and nothing to penalise."""
+    """A quantizer with nothing to start from and nothing to penalise.
+
+    A new method is a new class:
+
+    ```python
+    from dataclasses import dataclass
+
+    import jax.numpy as jnp
+
+    from jaxeff.compression import BaseQuantizer, quantized, round_through
+    from jaxeff.nn import small_classifier
+    from jaxeff.core import Positive, register_setting
+
+    @register_setting
+    class Fixed(BaseQuantizer):
+        step: Positive
+
+        def quantize(self, x, tensor):
+            return round_through(x / self.step) * self.step
+
+    f, params, (x, y) = small_classifier()
+    logits = quantized(f, {"*:linear": Fixed(0.1)})(params, x)
+    ```
+
+    One of evenly spaced values says which in `uniform_grid`, and `integer` deploys what was
+    trained.
+    """
 
     group: ClassVar[int | None] = None
     """Neighbours that share a step, along the axis that a product sums over; None for all."""

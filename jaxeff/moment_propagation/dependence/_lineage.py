@@ -12,22 +12,11 @@ the source's entries, one label per axis of the value:
 Two operands with a common source are dependent, and so are the terms of a sum along a `SHARED` or
 `MixedBy` axis. Everything in between is independent, and the rules of `rules` are exact for it.
 
-Dependent terms are of two kinds. Where the same entries come with the same sign (a pooling of what
-a kernel makes at all positions, a layer that is called twice), what they share *adds up*: a sum
-that is taken as one of independent terms is off by as much as there are terms. Where they come by
-many weights of either sign, as between two dense layers, products of these cancel but for their
-spread: sum_k w_k^2 (sum_c v_kc^2 s_c) is the mean of the true variance over signs of v.
-
 Sharp edges
 - A conservative answer is SHARED: what is called independent is, what is called dependent may not
   be. A gather by indices that happen to differ counts as shared.
 - Weights are parameters, and parameters are taken to have either sign. Products with fewer than
   `FEW` of them may be far from their mean: their results are SHARED.
-
-`varying_axes` says along which axes results vary by themselves. What a function makes of one
-example alone is what it makes of it in a batch only if nothing but the example itself differs from
-row to row. A captured array with a row per example does, and so do positions that are counted along
-the examples, rows of a table of them, and random bits.
 """
 
 import itertools
@@ -71,6 +60,13 @@ def is_common(label: Label) -> bool:
 @dataclass(frozen=True)
 class DependentCombination:
     """A place where dependent entries are combined.
+
+    Dependent terms are of two kinds. Where the same entries come with the same sign (a pooling of
+    what a kernel makes at all positions, a layer that is called twice), what they share *adds up*:
+    a sum that is taken as one of independent terms is off by as much as there are terms. Where they
+    come by many weights of either sign, as between two dense layers, products of these cancel but
+    for their spread: sum_k w_k^2 (sum_c v_kc^2 s_c) is the mean of the true variance over signs of
+    v.
 
     Attributes:
         source: The source they share.
@@ -394,6 +390,11 @@ def varying_axes(program: Program, examples: Container[ir.Value]) -> list[Axes]:
     """Finds the axes of a program's outputs along which more differs than its examples.
 
     In doubt (a branch, a loop that isn't a scan) every axis is one.
+
+    `varying_axes` says along which axes results vary by themselves. What a function makes of one
+    example alone is what it makes of it in a batch only if nothing but the example itself differs
+    from row to row. A captured array with a row per example does, and so do positions that are
+    counted along the examples, rows of a table of them, and random bits.
     """
     known: dict[Any, Axes] = {v: _all_of(v.aval.shape) for v in program.constants}
     for value in program.inputs:

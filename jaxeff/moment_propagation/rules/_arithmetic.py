@@ -16,23 +16,6 @@ Sharp edges
   number is right; the operand is then taken as log-normal with the same mean and variance, which is
   exact where it can't be negative for such a reason, and finite whenever its mean isn't zero.
   In between the two are mixed.
-
-Contractions: any operation that is linear in each operand and whose outputs are sums of products,
-each pair of entries met once (`dot_general`, `conv_general_dilated`, with whatever stride, padding,
-dilation and groups), propagates moments by calling that same operation on means and variances:
-
-    mean = op(E[x], E[w])
-    var  = op(E[x^2], Var[w]) + op(Var[x], E[w]^2)        mean-variance form
-         = op(E[x^2], E[w^2]) - op(E[x]^2, E[w]^2)        second-raw-moment form
-
-(Klein's thesis, eqs. (8.1), (8.3) and (8.9); Roth 2021). Both cost three contractions. The first is
-the default because its terms are all non-negative: in float32 the second loses the variance when it
-is below about 1e-7 mean^2. A deterministic operand drops a contraction: fixed weights leave
-`op(Var[x], w^2)`, a fixed input (the first layer) `op(x^2, Var[w])`.
-
-Sharp edges
-- Independence of all entries is assumed. For p.v in attention it is wrong to the extent that the
-  weights of one row sum to one.
 """
 
 from collections.abc import Callable
@@ -211,6 +194,24 @@ Bilinear = Callable[[Array, Array], Array]
 
 def bilinear(op: Bilinear, x: Array | Random, w: Array | Random) -> Array | Gaussian:
     """Propagates moments through an operation bilinear in `x` and `w`.
+
+    Contractions: any operation that is linear in each operand and whose outputs are sums of
+    products, each pair of entries met once (`dot_general`, `conv_general_dilated`, with whatever
+    stride, padding, dilation and groups), propagates moments by calling that same operation on
+    means and variances:
+
+        mean = op(E[x], E[w])
+        var  = op(E[x^2], Var[w]) + op(Var[x], E[w]^2)        mean-variance form
+             = op(E[x^2], E[w^2]) - op(E[x]^2, E[w]^2)        second-raw-moment form
+
+    (Klein's thesis, eqs. (8.1), (8.3) and (8.9); Roth 2021). Both cost three contractions. The
+    first is the default because its terms are all non-negative: in float32 the second loses the
+    variance when it is below about 1e-7 mean^2. A deterministic operand drops a contraction: fixed
+    weights leave `op(Var[x], w^2)`, a fixed input (the first layer) `op(x^2, Var[w])`.
+
+    Sharp edges
+    - Independence of all entries is assumed. For p.v in attention it is wrong to the extent that
+      the weights of one row sum to one.
 
     Args:
         op: A function of two arrays, linear in each, whose outputs are sums of distinct products.

@@ -1,14 +1,5 @@
 """Moments of maxima and minima, over axes, segments and sliding windows, and of average pooling.
 
-The maximum M of independent entries has the distribution F(t) = prod_i Phi((t - m_i) / s_i), and
-from the top h, above which it never is,
-
-    E (h - M) = int F,        E (h - M)^2 = 2 int (h - t) F        over t < h.
-
-Entries with small s_i step where the range begins, so the nodes are denser there. Up to four
-entries Clark's tree of pairs is as good and cheaper (`paired_max`), above it isn't: of 64 alike its
-variance is .6 of the true one.
-
 The maximum of two Gaussians is Clark's (1961), in a form that doesn't cancel. With a^2 = v1 + v2, d
 = m1 - m2 and t = |d| / a,
 
@@ -24,13 +15,6 @@ Sharp edges
   Its mean is within 0.03, 0.07 and 0.1 standard deviations.
 - Klein's thesis adds 1e-4 to a^2; here only the square of the machine epsilon is added, and the
   correction is scaled so that variances of zero give exactly the deterministic maximum.
-
-Windows of average and max pooling follow `lax.reduce_window`: one window size, stride, padding and
-dilation per axis. Sums are exact under independence. Maxima are Clark trees, one axis after the
-other, so that a 2x2 window is pairs, then both, and overlapping windows share the pairs.
-
-Sharp edges
-- Overlapping windows give outputs that are correlated; the diagonal covariance forgets it.
 """
 
 import math
@@ -122,7 +106,17 @@ _FAR = 10.0
 
 
 def reduce_max(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
-    """Computes the moments of the maximum over `axes`; entries may be infinite or deterministic."""
+    """Computes the moments of the maximum over `axes`; entries may be infinite or deterministic.
+
+    The maximum M of independent entries has the distribution F(t) = prod_i Phi((t - m_i) / s_i),
+    and from the top h, above which it never is,
+
+        E (h - M) = int F,        E (h - M)^2 = 2 int (h - t) F        over t < h.
+
+    Entries with small s_i step where the range begins, so the nodes are denser there. Up to four
+    entries Clark's tree of pairs is as good and cheaper (`paired_max`), above it isn't: of 64 alike
+    its variance is .6 of the true one.
+    """
     axes = tuple(a % x.ndim for a in axes)
     if extent(x.shape, axes) <= _PAIRED:
         # Three pairs cost less than 48 nodes, and are as accurate for so few entries.
@@ -226,6 +220,13 @@ def _integrated(
 @dataclass(frozen=True)
 class PoolingWindow:
     """A sliding window over every axis of an array, as `lax.reduce_window` takes it.
+
+    Windows of average and max pooling follow `lax.reduce_window`: one window size, stride, padding
+    and dilation per axis. Sums are exact under independence. Maxima are Clark trees, one axis after
+    the other, so that a 2x2 window is pairs, then both, and overlapping windows share the pairs.
+
+    Sharp edges
+    - Overlapping windows give outputs that are correlated; the diagonal covariance forgets it.
 
     Attributes:
         size: Window size per axis.

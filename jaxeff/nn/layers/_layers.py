@@ -1,16 +1,5 @@
 """Layers that Flax lacks: activations by name, splines, residual blocks, pooling.
 
-`activation(name)` has the functions that Klein's thesis compares in Bayesian networks (table 7.1).
-Names and default parameters are PyTorch's, so that rows of tables match. Sharp edges:
-
-- ``Softmax``, ``Softmin`` and ``LogSoftmax`` act over the last axis, so a unit's output depends on
-  the other units of its layer. All others are elementwise.
-- ``PReLU`` has a slope to be learned or inferred: call `prelu` with it. Without one, it is where
-  PyTorch starts (0.25).
-- ``RReLU`` here is its evaluation form: the mean slope of PyTorch's U(1/8, 1/3). In training,
-  PyTorch draws a slope per element and call, which is not a function of its input, and a
-  likelihood made of it is not a fixed density.
-
 ```python
 import jax.numpy as jnp
 
@@ -19,19 +8,6 @@ from jaxeff.nn import activation
 assert activation("Hardshrink")(jnp.array([-2.0, 0.4, 1.0])).tolist() == [-2.0, 0.0, 1.0]
 f = lambda params, x: activation("Softplus")(x @ params)     # chosen by a setting, for example
 ```
-
-`avg_pool` promotes no dtypes: Flax's divides by a NumPy integer, which
-`jax_numpy_dtype_promotion="strict"` refuses.
-
-A residual `Block` has two 3×3 convolutions (arXiv 1512.03385), as ResNet-8 and ResNet-18 have them.
-`SplineActivation` is a learned activation function, a cubic B-spline on top of SiLU: the edge
-function of Kolmogorov-Arnold networks (Liu et al. 2024, arXiv 2404.19756), used as an activation of
-a dense layer: ``base * silu(x) + sum_i coefficients_i B_i(x)``. Base and coefficients are plain
-parameters, so they are trained, inferred by SVI or MCMC, or held, as any weights are.
-
-Sharp edges:
-    A spline covers ``limits`` only. Three knot spacings beyond them the last one has ended, and
-    the function is ``base * silu(x)``.
 """
 
 import math
@@ -121,6 +97,17 @@ ACTIVATIONS: dict[str, Activation] = {
 def activation(name: str) -> Activation:
     """Finds an activation function.
 
+    `activation(name)` has the functions that Klein's thesis compares in Bayesian networks (table
+    7.1). Names and default parameters are PyTorch's, so that rows of tables match. Sharp edges:
+
+    - ``Softmax``, ``Softmin`` and ``LogSoftmax`` act over the last axis, so a unit's output depends
+      on the other units of its layer. All others are elementwise.
+    - ``PReLU`` has a slope to be learned or inferred: call `prelu` with it. Without one, it is
+      where PyTorch starts (0.25).
+    - ``RReLU`` here is its evaluation form: the mean slope of PyTorch's U(1/8, 1/3). In training,
+      PyTorch draws a slope per element and call, which is not a function of its input, and a
+      likelihood made of it is not a fixed density.
+
     Raises:
         ValueError: There is none of this name; the message lists them.
     """
@@ -133,6 +120,9 @@ def avg_pool(
     x: Float[Array, "... height width channels"], window: tuple[int, ...], strides: tuple[int, ...]
 ) -> Float[Array, "... rows columns channels"]:
     """Averages each window, without padding; as `flax.nnx.avg_pool`.
+
+    `avg_pool` promotes no dtypes: Flax's divides by a NumPy integer, which
+    `jax_numpy_dtype_promotion="strict"` refuses.
 
     Args:
       x: Images, channels last.
@@ -250,7 +240,19 @@ def cubic_basis(
 
 
 class SplineActivation(nnx.Module):
-    """A learned function of one variable, the same for all units or one for each."""
+    """A learned function of one variable, the same for all units or one for each.
+
+    A residual `Block` has two 3×3 convolutions (arXiv 1512.03385), as ResNet-8 and ResNet-18 have
+    them. `SplineActivation` is a learned activation function, a cubic B-spline on top of SiLU: the
+    edge function of Kolmogorov-Arnold networks (Liu et al. 2024, arXiv 2404.19756), used as an
+    activation of a dense layer: ``base * silu(x) + sum_i coefficients_i B_i(x)``. Base and
+    coefficients are plain parameters, so they are trained, inferred by SVI or MCMC, or held, as any
+    weights are.
+
+    Sharp edges:
+        A spline covers ``limits`` only. Three knot spacings beyond them the last one has ended, and
+        the function is ``base * silu(x)``.
+    """
 
     def __init__(
         self,

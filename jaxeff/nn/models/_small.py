@@ -9,22 +9,6 @@ from jaxeff.nn import small_classifier
 f, params, (x, y) = small_classifier()
 jaxeff.summary(f, params, x)
 ```
-
-`MLP` has dense layers with an activation between them. The nets of Klein's thesis are ``(784, 100,
-100, 10)`` (probabilistic forward pass), three hidden layers of 64 with batch norm (walking noise)
-and ``(1, 50, 50, 1)`` (noisy sine).
-
-`LeNet5` is that of the thesis: 6 and 16 filters of 5×5, then 120, 84 and the classes.
-
-| images | padding of conv1 | features before ``fc1`` | used for |
-|---|---|---|---|
-| 28×28×1 | ``"SAME"`` (2 pixels) | 400 | probabilistic forward pass on MNIST |
-| 32×32×3 | ``"VALID"`` | 400 | noise and hardening on CIFAR-10 |
-| 28×28×1 | ``"VALID"`` | 256 | walking noise and Dirty-MNIST |
-
-`LinenMLP` and `LinenLeNet5` are their twins in Linen: the same layers under the same names. The
-jaxprs of Linen and NNX models differ, and programs are read from both. Parameters of a twin have
-the paths and shapes of the NNX model's: either set fits both.
 """
 
 from collections.abc import Callable, Sequence
@@ -88,6 +72,10 @@ class MLP(nnx.Module):
     """Dense layers ``fc1``, ``fc2``, …, each but the last followed by the activation.
 
     With batch norm, ``bn1``, ``bn2``, … stand between a dense layer and its activation.
+
+    `MLP` has dense layers with an activation between them. The nets of Klein's thesis are ``(784,
+    100, 100, 10)`` (probabilistic forward pass), three hidden layers of 64 with batch norm (walking
+    noise) and ``(1, 50, 50, 1)`` (noisy sine).
     """
 
     def __init__(
@@ -152,7 +140,16 @@ def lenet5_features(size: int, padding: str) -> int:
 
 
 class LeNet5(nnx.Module):
-    """``conv1``, ``conv2``, ``fc1``, ``fc2``, ``fc3``, with optional ``bn1`` to ``bn4``."""
+    """``conv1``, ``conv2``, ``fc1``, ``fc2``, ``fc3``, with optional ``bn1`` to ``bn4``.
+
+    `LeNet5` is that of the thesis: 6 and 16 filters of 5×5, then 120, 84 and the classes.
+
+    | images | padding of conv1 | features before ``fc1`` | used for |
+    |---|---|---|---|
+    | 28×28×1 | ``"SAME"`` (2 pixels) | 400 | probabilistic forward pass on MNIST |
+    | 32×32×3 | ``"VALID"`` | 400 | noise and hardening on CIFAR-10 |
+    | 28×28×1 | ``"VALID"`` | 256 | walking noise and Dirty-MNIST |
+    """
 
     # 8 parameters: sizes that an architecture leaves open, as layers of Flax take theirs.
     def __init__(
@@ -217,6 +214,10 @@ class LeNet5(nnx.Module):
 
 class LinenMLP(nn.Module):
     """The Linen twin of `jaxeff.nn.MLP`, without batch norm.
+
+    `LinenMLP` and `LinenLeNet5` are their twins in Linen: the same layers under the same names. The
+    jaxprs of Linen and NNX models differ, and programs are read from both. Parameters of a twin
+    have the paths and shapes of the NNX model's: either set fits both.
 
     Attributes:
       widths: Features of the input, of every hidden layer and of the output.

@@ -13,23 +13,6 @@ Sharp edges:
     `other` and runs as it is. Transform the function first and shard the result.
     The equations of a backward pass have no name scopes: these would name the forward layers.
     The first argument that is not a PRNG key holds the parameters.
-
-A layer has a site, inputs with roles, a plain evaluation, and one of these kinds:
-    input          a data argument of the whole function (identity)
-    linear         one dot product or convolution with a weight operand, its bias included
-    matmul         one with two data operands, as in attention
-    elementwise    a maximal connected region of pointwise functions of one data input, or one
-                   pointwise function of several
-    pooling        a windowed reduction, with its division when it is an average
-    reduction      a sum, mean, maximum ... over axes
-    normalization  a tensor recombined with its own statistics (softmax, layer norm, batch norm in
-                   training), or with running ones (batch norm in inference)
-    shape          moves elements without changing them; an embedding look-up too
-    quantize       a rounding or a physical read-out that another transform put there
-    control flow   scan, while, cond, remat: holds programs of its own
-    other          anything else
-
-A layer computed from parameters or constants alone has no site: it prepares an operand.
 """
 
 import functools
@@ -348,6 +331,23 @@ UNMATCHED_KINDS = frozenset({"shape", "control flow", "quantize", "other"})
 @dataclass(eq=False)
 class Layer:
     """One layer of a program.
+
+    A layer has a site, inputs with roles, a plain evaluation, and one of these kinds:
+        input          a data argument of the whole function (identity)
+        linear         one dot product or convolution with a weight operand, its bias included
+        matmul         one with two data operands, as in attention
+        elementwise    a maximal connected region of pointwise functions of one data input, or one
+                       pointwise function of several
+        pooling        a windowed reduction, with its division when it is an average
+        reduction      a sum, mean, maximum ... over axes
+        normalization  a tensor recombined with its own statistics (softmax, layer norm, batch norm
+                       in training), or with running ones (batch norm in inference)
+        shape          moves elements without changing them; an embedding look-up too
+        quantize       a rounding or a physical read-out that another transform put there
+        control flow   scan, while, cond, remat: holds programs of its own
+        other          anything else
+
+    A layer computed from parameters or constants alone has no site: it prepares an operand.
 
     Attributes:
         kind: One of `KINDS`.

@@ -13,25 +13,6 @@ f, params, (x, y) = small_classifier(10)
 program = trace(f, params, x)
 assert [layer.site for layer in program.layers if layer.kind == "linear"] == ["conv1", "fc1", "fc2"]
 ```
-
-What no result depends on, such as loop carries that are never read, is left out. JAX does so for
-scans and branches, and keeps a `while_loop` as it is. So the while loops of a
-function are given to JAX as equations of another primitive, which has a rule here, and become
-while loops again afterwards. JAX's own primitive stays as it is for everybody else.
-
-Reading warns of products that XLA compiles wrongly on processors. Seen in every jaxlib from 0.10.2
-to 0.12.0.1, on processors: a matrix product or convolution whose *second* operand is one number
-everywhere (`jnp.zeros`, `jnp.ones`, a box filter, a scalar that is broadcast), with a result of at
-least `SMALLEST` entries that a reduction reads in the same compiled function, gives NaN or
-arbitrary numbers: `jax.jit(lambda a: jnp.sum(a @ jnp.ones((64, 64))))`. Without `jit`, or with
-`FLAG` in the environment variable `XLA_FLAGS`, it is right.
-
-So it is with convolutions that crop an axis at its start and pad it at its end (`padding` of (-2,
-1), in the function itself, or in a gradient that it takes): in floats of up to 32 bits they read
-beyond the array, with and without `jit` and the flag.
-
-Whether the operand is one number is only known where the function makes it itself: arguments are
-left alone, and so are the compiler's rewritings, which may make such a product of another one.
 """
 
 import math
@@ -61,6 +42,11 @@ def without_dead_code(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """Leaves out the equations and loop carries that no result depends on.
 
     Inputs stay, used or not; so do equations with effects.
+
+    What no result depends on, such as loop carries that are never read, is left out. JAX does so
+    for scans and branches, and keeps a `while_loop` as it is. So the while loops of a function are
+    given to JAX as equations of another primitive, which has a rule here, and become while loops
+    again afterwards. JAX's own primitive stays as it is for everybody else.
     """
     jaxpr = _exchanged(closed.jaxpr, p.while_p, _while_p)
     live, _ = _compat.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
@@ -122,7 +108,23 @@ class CompilerWarning(UserWarning):
 
 
 def warn_of_faults(closed: core.ClosedJaxpr) -> None:
-    """Warns of products and convolutions that XLA would compile wrongly."""
+    """Warns of products and convolutions that XLA would compile wrongly.
+
+    Reading warns of products that XLA compiles wrongly on processors. Seen in every jaxlib from
+    0.10.2 to 0.12.0.1, on processors: a matrix product or convolution whose *second* operand is one
+    number everywhere (`jnp.zeros`, `jnp.ones`, a box filter, a scalar that is broadcast), with a
+    result of at least `SMALLEST` entries that a reduction reads in the same compiled function,
+    gives NaN or arbitrary numbers: `jax.jit(lambda a: jnp.sum(a @ jnp.ones((64, 64))))`. Without
+    `jit`, or with `FLAG` in the environment variable `XLA_FLAGS`, it is right.
+
+    So it is with convolutions that crop an axis at its start and pad it at its end (`padding` of
+    (-2, 1), in the function itself, or in a gradient that it takes): in floats of up to 32 bits
+    they read beyond the array, with and without `jit` and the flag.
+
+    Whether the operand is one number is only known where the function makes it itself: arguments
+    are left alone, and so are the compiler's rewritings, which may make such a product of another
+    one.
+    """
     if jax.default_backend() != "cpu":
         return
     products, cropping = _faults(closed)

@@ -12,27 +12,6 @@ No model class is known by name. Every axis of every value is an expression of *
 (`_dimensions.py`), equations relate them (`_rules.py`), and a group is what is left: a dimension
 and all axes of parameters that it is a part of. An index of it is removed from all of them or none.
 
-Some groups *cross*: a statistic is taken over their channels, for which a smaller model differs
-from the masked one (`Group.crossed`). Masking zeroes the parameters of a channel. Values computed
-of them alone are zero as well, through products with zero and functions that are zero at zero, up
-to a layer that would read it. A sum over channels of which every removed one is zero is the sum of
-those left. Any other crosses: a sum of what isn't zero (a softmax, features that are positive at
-zero), a maximum, and a mean, whose count changes. There `pruned` computes what a narrower model
-would, unless a plan lets removed channels count as zeros.
-
-A layer norm's mean is one over channels. Masked, a removed channel is a zero that counts; removed,
-it doesn't count, as in a network that was built narrower. A plan chooses one of the two:
-
-- `"left"`: the statistic of the channels left;
-- `"zeros"`: that of all channels, the removed ones being zeros, so that `pruned` is `masked`.
-
-`Prune(..., crossed="keep")` is the third way: such channels aren't removed.
-
-A sum of zeros needs no place, only the count that it is divided by has to stay. So RMS norms can be
-kept, and layer and group norms that compute a variance as `E[x^2] - E[x]^2`, as Flax's do. What
-sums or compares something else than zeros (a softmax, a maximum, squared distances from a mean) is
-refused.
-
 Sharp edge: inputs and results of the function keep all their entries. So does whatever is read by
 an equation whose meaning would change, such as a cut between the channels of a head; the table says
 which, and where.
@@ -76,6 +55,28 @@ class Member:
 @dataclass(frozen=True)
 class Group:
     """Channels that can be removed, each by itself but from all members at once.
+
+    Some groups *cross*: a statistic is taken over their channels, for which a smaller model differs
+    from the masked one (`Group.crossed`). Masking zeroes the parameters of a channel. Values
+    computed of them alone are zero as well, through products with zero and functions that are zero
+    at zero, up to a layer that would read it. A sum over channels of which every removed one is
+    zero is the sum of those left. Any other crosses: a sum of what isn't zero (a softmax, features
+    that are positive at zero), a maximum, and a mean, whose count changes. There `pruned` computes
+    what a narrower model would, unless a plan lets removed channels count as zeros.
+
+    A layer norm's mean is one over channels. Masked, a removed channel is a zero that counts;
+    removed, it doesn't count, as in a network that was built narrower. A plan chooses one of the
+    two:
+
+    - `"left"`: the statistic of the channels left;
+    - `"zeros"`: that of all channels, the removed ones being zeros, so that `pruned` is `masked`.
+
+    `Prune(..., crossed="keep")` is the third way: such channels aren't removed.
+
+    A sum of zeros needs no place, only the count that it is divided by has to stay. So RMS norms
+    can be kept, and layer and group norms that compute a variance as `E[x^2] - E[x]^2`, as Flax's
+    do. What sums or compares something else than zeros (a softmax, a maximum, squared distances
+    from a mean) is refused.
 
     Attributes:
         name: The members' first: `conv1/kernel:3`.

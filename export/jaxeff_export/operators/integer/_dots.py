@@ -14,19 +14,6 @@ a dword of the input is broadcast, the weights lie as `lanes` outputs of a dword
 
 `vpmaddubsw` of codes as they are saturates; with signs moved it can't: two products of a code in
 [-128, 127] and one in [-127, 127] fit int16, in which `smlal2` adds them too.
-
-Codes of four bits lie two in a byte, as unsigned halves u = w + 8, so that a mask and a shift
-unpack a dword of eight of them for every output. Products u x of a signed byte x add up in a part;
-it starts at -8 sum x, which all outputs share, and is therefore sum w x. A few dwords later it is
-multiplied by the step of the group and added to the sums.
-
-| instructions | a part |
-|---|---|
-| `vpdpbusd` (AVX-512 VNNI, AVX-VNNI) | int32 |
-| `vpmaddubsw` (AVX-512 BW, AVX2) | int16, two for an output |
-| `sdot` (ARMv8.2) | int32 |
-| `smlal`, `smlal2` (ARMv8.0) | int16, two for an output |
-| products in int32 (all others) | int32 |
 """
 
 import dataclasses
@@ -245,6 +232,19 @@ def plain() -> Dot:
 @dataclasses.dataclass(frozen=True)
 class NibbleDot:
     """Products of halves of bytes on a processor.
+
+    Codes of four bits lie two in a byte, as unsigned halves u = w + 8, so that a mask and a shift
+    unpack a dword of eight of them for every output. Products u x of a signed byte x add up in a
+    part; it starts at -8 sum x, which all outputs share, and is therefore sum w x. A few dwords
+    later it is multiplied by the step of the group and added to the sums.
+
+    | instructions | a part |
+    |---|---|
+    | `vpdpbusd` (AVX-512 VNNI, AVX-VNNI) | int32 |
+    | `vpmaddubsw` (AVX-512 BW, AVX2) | int16, two for an output |
+    | `sdot` (ARMv8.2) | int32 |
+    | `smlal`, `smlal2` (ARMv8.0) | int16, two for an output |
+    | products in int32 (all others) | int32 |
 
     Attributes:
         dot: products of unsigned bytes of weights and signed ones of the input.

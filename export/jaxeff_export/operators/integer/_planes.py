@@ -14,19 +14,6 @@ kernels.
 |---|---|
 | `vpand`, `vpopcntd`, `vpaddd` (AVX-512 VPOPCNTDQ) | 512 / 3 |
 | `and`, `cnt`, `add`, and `uadalp` now and then (NEON) | 128 / 3 |
-
-By this count a full word costs as much as its dot products of bytes if the product of both widths
-is 2.7 with VNNI, 10 with `smlal2` and 5 with `sdot`. It is more on cores that count more vectors
-per cycle than they multiply: 5 on Zen 5. A word that is not full is counted whole, planes have to
-be made, and every plane of weights ends in a product: `are_faster` counts all of that.
-
-Planes of the input are made in the kernel, a word of every plane of up to 32 codes at a time: bit i
-of plane p is bit p of code i.
-
-| instructions | codes at once, for a plane |
-|---|---|
-| `vpsllw`, `vpmovmskb`: the uppermost bit of every byte (AVX2) | 32, 16 or 8 |
-| shift, and, product, shift: the lowest bit of every byte, by a product | 8 |
 """
 
 import dataclasses
@@ -66,6 +53,14 @@ def words_of_planes(
 
     `at` is the first of the codes, at most 32, of `planes` bits; `by_signs` says whether the target
     has `vpmovmskb`.
+
+    Planes of the input are made in the kernel, a word of every plane of up to 32 codes at a time:
+    bit i of plane p is bit p of code i.
+
+    | instructions | codes at once, for a plane |
+    |---|---|
+    | `vpsllw`, `vpmovmskb`: the uppermost bit of every byte (AVX2) | 32, 16 or 8 |
+    | shift, and, product, shift: the lowest bit of every byte, by a product | 8 |
     """
     parts = []
     for start, many in _parts(count, by_signs):
@@ -180,6 +175,12 @@ def are_faster(
     """Tells whether a layer takes fewer instructions by planes than by products of bytes.
 
     `of_bytes` is the layer as products of bytes walk it; `of_planes` has its taps apart.
+
+    By this count a full word costs as much as its dot products of bytes if the product of both
+    widths is 2.7 with VNNI, 10 with `smlal2` and 5 with `sdot`. It is more on cores that count more
+    vectors per cycle than they multiply: 5 on Zen 5. A word that is not full is counted whole,
+    planes have to be made, and every plane of weights ends in a product: `are_faster` counts all of
+    that.
     """
     pairs = bits[0] * bits[1]
     products = _steps(of_bytes) * -(-of_bytes.stretch // dot.group)
