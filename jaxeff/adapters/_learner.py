@@ -2,7 +2,6 @@
 
 ```python
 import jax
-import jax.numpy as jnp
 import optax
 from jaxeff.adapters import learner
 from jaxeff.compression import Int, calibrate
@@ -15,10 +14,9 @@ for one, label in zip(x[:20, None], y[:20, None]):
     logits, state = jax.jit(step)(codes, one, label, state)        # label -1: nothing is learnt
 ```
 
-The body is in whole numbers, as `jaxeff.integer` computes it, and needs no gradient: what learns is
-read behind it, in floating point, with a loss and an optimizer of Optax. `deploy` makes a bundle of
-the step, with ``state=("state",)``; in C the state is a struct of arrays without pointers, so that
-its bytes can be kept and loaded, and the library's `init` is its reset.
+The body is in whole numbers, as of `jaxeff.integer`, without a gradient; what learns lies behind
+it, in floating point. `deploy` makes a bundle of the step, with ``state=("state",)``; in C it is a
+struct without pointers, whose bytes can be kept and loaded, and the library's `init` its reset.
 
 Sharp edges:
     One example a step makes noisy updates: take a small rate, or `optax.MultiSteps`.
@@ -163,6 +161,7 @@ class _Split(NamedTuple):
     def frozen(self, parameters: Any) -> Any:
         """Leaves out what learns, of codes or of a list of leaves."""
         learnt = {str(i) for i in self.places.values()}
+        # Codes keep by number, as text, what isn't in whole numbers.
         if self.is_integer:
             rest = {name: leaf for name, leaf in parameters.rest.items() if name not in learnt}
             return dataclasses.replace(parameters, rest=rest)

@@ -1,9 +1,5 @@
 """`Crossbar`: an analog matrix multiplier, its codes, its tiles and the models of its analog part.
 
-A `TileModel` gives the read-out of one tile in counts of its converter: the mean of what a column
-holds before conversion, and the variance of its noise. Any frozen dataclass that is a pytree and
-has the two methods will do; `jaxeff.analog_hardware.WhiteBox` is one that is fitted to a chip.
-
 ```python
 import jax
 
@@ -18,35 +14,6 @@ logits = analog(f, {"fc*:linear": array})(jax.random.key(0), params, x.clip(0))
 Integer codes go into a crossbar and come out. They are floating-point arrays that hold whole
 numbers, so that they can be differentiated. The gradient is that of clamping: one inside the range,
 zero where a value is clamped.
-
-Dot products and convolutions are products of matrices, which is what a crossbar computes: a
-convolution is the product of its patches with its kernel; a grouped one is a product per group, and
-groups that fit share a tile along its diagonal, as a depthwise convolution's do.
-
-`Linear` is the simplest model. Column wires of `Wires` have a resistance, on which voltage is lost
-(IR drop):
-
-```python
-from jaxeff.analog_hardware import Wires
-
-array = Crossbar(gain=0.004, model=Wires(resistance=1e-4))
-logits = analog(f, {"fc*:linear": array})(jax.random.key(0), params, x.clip(0))
-```
-
-A column is a ladder: from every cell a segment of wire leads to the next one and at last to the
-amplifier, which holds its end at zero volts. Current of a cell that is far from it raises the
-voltage of the wire for all, so that cells give less than they should. Kirchhoff's law at the
-nodes, `(u[k-1] - u[k]) / r + (u[k+1] - u[k]) / r + g[k] (v[k] - u[k]) = 0`, is solved exactly. It
-is linear in the inputs, so that one solution per column gives the weights that the array seems to
-have, for all inputs.
-
-Sharp edges:
-    The wires of the rows have none: their drivers can be at both ends, and inputs that are lengths
-    of pulses don't depend on a voltage's size alone.
-
-References:
-    Chen, "A comprehensive crossbar array model with solutions for line resistance and nonlinear
-    device characteristics", IEEE Transactions on Electron Devices 60 (2013).
 """
 
 import dataclasses
@@ -71,6 +38,11 @@ class TileModel(Protocol):
     It may have an attribute `rounding`: "nearest" (the default), for means that were fitted to
     converted values, or "floor", for voltages; and `noiseless`: whether its variance is known to be
     zero, so that nothing has to be drawn.
+
+    A `TileModel` gives the read-out of one tile in counts of its converter: the mean of what a
+    column holds before conversion, and the variance of its noise. Any frozen dataclass that is a
+    pytree and has the two methods will do; `jaxeff.analog_hardware.WhiteBox` is one that is fitted
+    to a chip.
     """
 
     def counts(
@@ -296,7 +268,12 @@ class MatrixProduct(NamedTuple):
 
 
 def as_product(site: str, node: Node, left: Any, right: Any) -> MatrixProduct:
-    """Converts an operation with one data operand to products of matrices."""
+    """Converts an operation with one data operand to products of matrices.
+
+    Dot products and convolutions are products of matrices, which is what a crossbar computes: a
+    convolution is the product of its patches with its kernel; a grouped one is a product per group,
+    and groups that fit share a tile along its diagonal, as a depthwise convolution's do.
+    """
     if not (left.size and right.size):
         raise ValueError(
             f"analog: {site!r} multiplies an empty array ({left.shape} by {right.shape}), so there "
@@ -368,6 +345,31 @@ def cut_into_tiles(a: jax.Array, sizes: Mapping[int, int]) -> jax.Array:
 class Wires(core.Setting):
     """An ideal array but for the resistance of its column wires.
 
+    `Linear` is the simplest model. Column wires of `Wires` have a resistance, on which voltage is
+    lost (IR drop):
+
+    ```python
+    import jax
+
+    from jaxeff.analog_hardware import Crossbar, Wires, analog
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    array = Crossbar(gain=0.004, model=Wires(resistance=1e-4))
+    logits = analog(f, {"fc*:linear": array})(jax.random.key(0), params, x.clip(0))
+    ```
+
+    A column is a ladder: from every cell a segment of wire leads to the next one and at last to the
+    amplifier, which holds its end at zero volts. Current of a cell that is far from it raises the
+    voltage of the wire for all, so that cells give less than they should. Kirchhoff's law at the
+    nodes, `(u[k-1] - u[k]) / r + (u[k+1] - u[k]) / r + g[k] (v[k] - u[k]) = 0`, is solved exactly.
+    It is linear in the inputs, so that one solution per column gives the weights that the array
+    seems to have, for all inputs.
+
+    Sharp edges:
+        The wires of the rows have none: their drivers can be at both ends, and inputs that are
+        lengths of pulses don't depend on a voltage's size alone.
+
     Attributes:
         resistance: Resistance of a segment of wire between two rows, times the conductance of a
             cell with the largest weight; without unit. A wire of 1 ohm with cells of 25
@@ -377,6 +379,10 @@ class Wires(core.Setting):
 
     Raises:
         ValueError: A number is negative, NaN or infinite.
+
+    References:
+        Chen, "A comprehensive crossbar array model with solutions for line resistance and nonlinear
+        device characteristics", IEEE Transactions on Electron Devices 60 (2013).
     """
 
     resistance: core.NonNegative = 1e-5

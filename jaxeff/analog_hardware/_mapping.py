@@ -262,6 +262,7 @@ def _with_steps(
             f"calibrate_ranges: {silent[0]!r} gets no positive input in any batch, so there is "
             "nothing that its codes could stand for; give more data, or its input_step."
         )
+    # Percentiles are means over batches: one of all would need every activation at once.
     return {
         site: dataclasses.replace(
             array,

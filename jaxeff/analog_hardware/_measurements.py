@@ -20,48 +20,6 @@ Three measurements, each through integer codes alone (Klein's thesis, section 5.
 2. full drive: random vectors of all sizes under random weights, for what synapses do together;
 3. repeats of the same vectors, for the noise of every column over the number of active rows.
 
-`order_effect` tells whether the order in which a chip gets the terms of a sum changes the sum.
-
-```python
-import dataclasses
-
-from jaxeff.analog_hardware import PUBLISHED_PHYSICS, order_effect
-
-design = Design(rows=16, columns=8, active=(16,))
-chip = Chip(3, rows=16, columns=8)
-print(order_effect(jax.random.key(0), chip, design))                # order and control
-static = dataclasses.replace(chip, physics=dataclasses.replace(PUBLISHED_PHYSICS, ordered=False))
-print(order_effect(jax.random.key(0), static, design))              # zero but for noise
-```
-
-The same codes reach the same synapses at other times: rows keep their synapses, so mismatch can't
-pass for an effect of order. Permuting rows instead would send every code to another synapse.
-
-`measure_events` asks for a chip's answers to trains of events in random orders, for models of
-sequences.
-
-```python
-from jaxeff.analog_hardware import measure_events
-
-chip, design = Chip(3, rows=16, columns=4), Design(rows=16, columns=4, active=(8,))
-events = measure_events(jax.random.key(0), chip, design, active=8, programs=2, vectors=64)
-train, test = events.split()
-```
-
-Orders are random for every vector. In one fixed order, time and row would be the same thing, and a
-model without time could tell the order by the row.
-
-`fidelity` is how far a model is from its chip, over the number of active rows.
-
-```python
-from jaxeff.analog_hardware import Linear, fidelity
-
-chip, design = Chip(3, rows=16, columns=8), Design(rows=16, columns=8, active=(1, 8, 16))
-found = fidelity(jax.random.key(0), Linear(), chip, design, active=(4, 16), vectors=8, gain=0.004)
-print(found)                                             # a row for 4 and for 16 active rows
-assert found.error[1] > found.floor[1]                   # a real chip isn't ideal
-```
-
 References:
     Klein's thesis, section 5.4; Kuhn et al., arXiv:2309.14292.
 """
@@ -316,6 +274,25 @@ def order_effect(
 ) -> OrderEffect:
     """Sends the same operands in many orders.
 
+    ```python
+    import dataclasses
+
+    import jax
+
+    from jaxeff.analog_hardware import PUBLISHED_PHYSICS, Chip, Design, order_effect
+
+    design = Design(rows=16, columns=8, active=(16,))
+    chip = Chip(3, rows=16, columns=8)
+    print(order_effect(jax.random.key(0), chip, design))                # order and control
+    physics = dataclasses.replace(PUBLISHED_PHYSICS, ordered=False)
+    static = dataclasses.replace(chip, physics=physics)
+    print(order_effect(jax.random.key(0), static, design))              # zero but for noise
+    ```
+
+    The same codes reach the same synapses at other times: rows keep their synapses, so mismatch
+    can't pass for an effect of order. Permuting rows instead would send every code to another
+    synapse.
+
     Args:
         key: Random key of codes and orders, and of a twin's noise.
         query: A `Chip`, or a callable that takes a fourth argument, the order `[vectors, rows]`.
@@ -393,6 +370,22 @@ def measure_events(
 ) -> Events:
     """Sends random vectors in random orders.
 
+    `measure_events` asks for a chip's answers to trains of events in random orders, for models of
+    sequences.
+
+    ```python
+    import jax
+
+    from jaxeff.analog_hardware import Chip, Design, measure_events
+
+    chip, design = Chip(3, rows=16, columns=4), Design(rows=16, columns=4, active=(8,))
+    events = measure_events(jax.random.key(0), chip, design, active=8, programs=2, vectors=64)
+    train, test = events.split()
+    ```
+
+    Orders are random for every vector. In one fixed order, time and row would be the same thing,
+    and a model without time could tell the order by the row.
+
     Args:
         key: Random key of codes and orders, and of a twin's noise.
         query: A chip that takes an order.
@@ -467,6 +460,20 @@ def fidelity(
     gain: float = 1.0,
 ) -> Fidelity:
     """Measures a model on new weights and vectors that it wasn't fitted to.
+
+    `fidelity` is how far a model is from its chip, over the number of active rows.
+
+    ```python
+    import jax
+
+    from jaxeff.analog_hardware import Chip, Design, Linear, fidelity
+
+    chip, design = Chip(3, rows=16, columns=8), Design(rows=16, columns=8, active=(1, 8, 16))
+    key, model = jax.random.key(0), Linear()
+    found = fidelity(key, model, chip, design, active=(4, 16), vectors=8, gain=0.004)
+    print(found)                                             # a row for 4 and for 16 active rows
+    assert found.error[1] > found.floor[1]                   # a real chip isn't ideal
+    ```
 
     Args:
         key: Random key of the codes, and of a twin's noise.

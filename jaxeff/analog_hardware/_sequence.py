@@ -17,13 +17,6 @@ f, params, (x, y) = small_classifier()
 array = Crossbar(rows=16, columns=10, gain=0.004, model=model)
 logits = analog(f, {"fc*:linear": array})(jax.random.key(2), params, x.clip(0))
 ```
-
-Sharp edges:
-    The size of the transformer isn't in the source; it is ours.
-    Memory and time of a column grow with the square of its rows, for every vector: the gradient of
-    50 vectors through two tiles of 32 by 32 takes a tenth of a second of a processor's core.
-    A model that was fitted to trains of one length knows no other; `measure_events(active=None)`
-    has all of them.
 """
 
 from typing import Annotated, Any
@@ -60,6 +53,13 @@ class SequenceModel(core.Setting):
     it, plus an offset.
 
     On a crossbar a vector's events are its rows whose input isn't zero, in their order.
+
+    Sharp edges:
+        The size of the transformer isn't in the source; it is ours.
+        Memory and time of a column grow with the square of its rows, for every vector: the gradient
+        of 50 vectors through two tiles of 32 by 32 takes a tenth of a second of a processor's core.
+        A model that was fitted to trains of one length knows no other;
+        `measure_events(active=None)` has all of them.
 
     Attributes:
         params: The numbers, each with a first axis of columns.

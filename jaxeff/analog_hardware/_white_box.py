@@ -3,7 +3,9 @@
 ```python
 import jax
 
-from jaxeff.analog_hardware import Chip, Design, characterize, fidelity, fit_linear, fit_white_box
+from jaxeff.analog_hardware import (
+    Chip, Design, characterize, fidelity, fit_columnar, fit_linear, fit_noise, fit_white_box
+)
 
 chip = Chip(3, rows=16, columns=8)
 design = Design(rows=16, columns=8, programs=8, drives=8, vectors=64, active=(1, 8, 16))
@@ -11,13 +13,8 @@ measured = characterize(jax.random.key(0), chip, design)
 box = fit_white_box(measured)
 print(fidelity(jax.random.key(1), box, chip, design, active=(4, 16)))
 print(fidelity(jax.random.key(1), fit_linear(measured), chip, design, active=(4, 16)))
-```
 
-Between the two lies a spline per column; all three have the noise that repeated read-outs show:
-
-```python
-from jaxeff.analog_hardware import fit_columnar, fit_noise
-
+# Between the two lies a spline per column; all have the noise that repeated read-outs show.
 columnar, noise = fit_columnar(measured), fit_noise(measured.noise)
 errors = [
     fidelity(jax.random.key(1), model, chip, design, active=(16,)).error[0]
@@ -25,29 +22,6 @@ errors = [
 ]
 assert errors[1] < errors[0]
 assert (columnar.noise.still == noise.still).all() and noise.per_row.shape == (8,)
-```
-
-The white box is ``y_c = f_c(sum_r LUT[r, c, a, w]) + N(0, var(c, N))`` (Klein's thesis, eqs. (5.1)
-and (5.2)). The table of every synapse has 128 x 256 x 32 x 127 entries, 533 MB; here it is a
-product of what its parts depend on, ``strength[sign(w), r, c] * pulse[r, a] * curve[abs(w)]``, 300
-kB, so that a column's sum is one product of matrices.
-
-`Splines` are monotone and cubic, from a column's sum to its read-out. A column's has evenly spaced
-knots over the range of its own data. Coefficients that don't fall make a function that doesn't
-fall, which every integrator is; they are fitted by non-negative least squares on their differences.
-Beyond its data a spline goes on as a straight line.
-
-```python
-import numpy as np
-
-from jaxeff.analog_hardware import fit_splines
-
-x = np.linspace(-100, 100, 200)[:, None] * np.array([1.0, 0.5])          # sums of two columns
-y = 127 * np.tanh(x / 60) + np.random.default_rng(0).normal(size=x.shape)    # what was read out
-splines = fit_splines(x, y)
-found = splines(x.astype(np.float32))
-assert np.abs(found - 127 * np.tanh(x / 60)).max() < 3
-assert (np.diff(found, axis=0) >= 0).all()
 ```
 """
 
@@ -70,6 +44,11 @@ RIDGE = 1e-3
 @core.register_setting
 class Splines(core.Setting):
     """A monotone function per column.
+
+    `Splines` are monotone and cubic, from a column's sum to its read-out. A column's has evenly
+    spaced knots over the range of its own data. Coefficients that don't fall make a function that
+    doesn't fall, which every integrator is; they are fitted by non-negative least squares on their
+    differences. Beyond its data a spline goes on as a straight line.
 
     Attributes:
         coefficients: Coefficients of the cubic B-splines, `[columns, intervals + 3]`, none below
@@ -127,6 +106,19 @@ def fit_splines(
     x: Float[np.ndarray, "n columns"], y: Float[np.ndarray, "n columns"], intervals: int = 8
 ) -> Splines:
     """Fits monotone splines by least squares, one per column.
+
+    ```python
+    import numpy as np
+
+    from jaxeff.analog_hardware import fit_splines
+
+    x = np.linspace(-100, 100, 200)[:, None] * np.array([1.0, 0.5])          # sums of two columns
+    y = 127 * np.tanh(x / 60) + np.random.default_rng(0).normal(size=x.shape)    # what was read out
+    splines = fit_splines(x, y)
+    found = splines(x.astype(np.float32))
+    assert np.abs(found - 127 * np.tanh(x / 60)).max() < 3
+    assert (np.diff(found, axis=0) >= 0).all()
+    ```
 
     Args:
         x: Sums of the columns.
@@ -249,6 +241,11 @@ class Columnar(_WithNoise):
 @core.register_setting
 class WhiteBox(_WithNoise):
     """A factorised table of synapses, a spline per column, and noise.
+
+    The white box is ``y_c = f_c(sum_r LUT[r, c, a, w]) + N(0, var(c, N))`` (Klein's thesis, eqs.
+    (5.1) and (5.2)). The table of every synapse has 128 x 256 x 32 x 127 entries, 533 MB; here it
+    is a product of what its parts depend on, ``strength[sign(w), r, c] * pulse[r, a] *
+    curve[abs(w)]``, 300 kB, so that a column's sum is one product of matrices.
 
     Attributes:
         strength: Counts per unit of charge of a positive and a negative weight,

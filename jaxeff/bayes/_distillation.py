@@ -16,48 +16,6 @@ student = distill(                                                            # 
     key, f, params, (x,), posterior, likelihood="categorical", epochs=20
 ).posterior
 ```
-
-Draws and results know their likelihood; bare Gaussians don't, so it has to be said, as it has of a
-teacher of another function, which is given by its outputs:
-
-```python
-outputs = predict(key, f, posterior, x, samples=100)
-student = distill(key, f, params, (x,), outputs, likelihood="categorical", epochs=20)
-```
-
-The loss is the energy score (Gneiting and Raftery 2007, JASA 102) between the predictions of the
-teacher's draws and of the student's, for each input
-
-    E|s - t| - E|s - s'| / 2
-
-which is least, for any shape of distribution, where both are distributed alike. What the teacher's
-draws disagree on, epistemic uncertainty, is thereby kept. A cross-entropy to the teacher's *mean*
-prediction, which is the usual distillation, loses it: every draw of the student learns the mean
-(`experiments.beyond.bridges` measures both).
-
-Sharp edge: the student learns where the inputs are. For uncertainty away from the training data
-give inputs from there too; they need no labels.
-
-Results of one method start another:
-
-```python
-import jax.numpy as jnp
-import optax
-
-from jaxeff.bayes import NUTS, around_best_draw, mcmc, svi
-
-def f(params, x):                                          # a line; mean and log-variance
-    return jnp.stack([params["slope"] * x, jnp.full_like(x, -2.0)], -1)
-
-key, params, x = jax.random.key(0), {"slope": jnp.ones(())}, jnp.linspace(-1, 1, 100)
-data = x, 2 * x + 0.3 * jax.random.normal(key, (100,))
-options = {"epochs": 100, "optimizer": optax.adam(1e-2), "likelihood": "gaussian"}
-start = svi(key, f, params, data, **options).posterior
-run = {"likelihood": "gaussian", "chains": 4, "init": start}
-chains = mcmc(key, f, params, data, NUTS(), **run)                               # SVI -> MCMC
-svi(key, f, around_best_draw(chains), data, **options)                            # MCMC -> SVI
-distill(key, f, params, (x,), chains, epochs=100, optimizer=optax.adam(1e-2))
-```
 """
 
 from collections.abc import Callable, Mapping
@@ -110,6 +68,17 @@ def distill(
     **run: Unpack[CheckpointOptions],
 ) -> SVIResult:
     """Fits a variational posterior to another posterior's predictions.
+
+    Draws and results know their likelihood; bare Gaussians don't, so it has to be said, as it has
+    of a teacher of another function, which is given by its outputs:
+
+    ```python
+    outputs = predict(key, f, posterior, x, samples=100)
+    student = distill(key, f, params, (x,), outputs, likelihood="categorical", epochs=20)
+    ```
+
+    Sharp edge: the student learns where the inputs are. For uncertainty away from the training data
+    give inputs from there too; they need no labels.
 
     Args:
         key: Random key; the run is a function of it and of the other arguments.
@@ -210,6 +179,16 @@ def energy_score(likelihood: posteriors.Likelihood) -> Loss:
     Returns ``score(outputs, teacher)``, the mean over examples: outputs of the student ``[draws,
     examples, ...]``, those of the teacher ``[examples, draws, ...]``. Its mean over the student's
     draws is the score of their distribution.
+
+    The loss is the energy score (Gneiting and Raftery 2007, JASA 102) between the predictions of
+    the teacher's draws and of the student's, for each input
+
+        E|s - t| - E|s - s'| / 2
+
+    which is least, for any shape of distribution, where both are distributed alike. What the
+    teacher's draws disagree on, epistemic uncertainty, is thereby kept. A cross-entropy to the
+    teacher's *mean* prediction, which is the usual distillation, loses it: every draw of the
+    student learns the mean (`experiments.beyond.bridges` measures both).
     """
     distribution = posteriors.resolve_likelihood(likelihood)
 
@@ -250,6 +229,27 @@ def around_best_draw(result: MCMCResult, spread: float = 0.3) -> Any:
     deviation what a guide of independent parameters ends at: it knows no correlations, so it is
     narrower (0.3 reached the best objective on two moons, of 0.1, 0.3 and 1). What lies between
     chains is no scale at all, so the spread is that within one.
+
+    Results of one method start another:
+
+    ```python
+    import jax.numpy as jnp
+    import optax
+
+    from jaxeff.bayes import NUTS, around_best_draw, mcmc, svi
+
+    def f(params, x):                                          # a line; mean and log-variance
+        return jnp.stack([params["slope"] * x, jnp.full_like(x, -2.0)], -1)
+
+    key, params, x = jax.random.key(0), {"slope": jnp.ones(())}, jnp.linspace(-1, 1, 100)
+    data = x, 2 * x + 0.3 * jax.random.normal(key, (100,))
+    options = {"epochs": 100, "optimizer": optax.adam(1e-2), "likelihood": "gaussian"}
+    start = svi(key, f, params, data, **options).posterior
+    run = {"likelihood": "gaussian", "chains": 4, "init": start}
+    chains = mcmc(key, f, params, data, NUTS(), **run)                               # SVI -> MCMC
+    svi(key, f, around_best_draw(chains), data, **options)                            # MCMC -> SVI
+    distill(key, f, params, (x,), chains, epochs=100, optimizer=optax.adam(1e-2))
+    ```
 
     Args:
         result: Samples of `mcmc`.

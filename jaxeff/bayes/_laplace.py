@@ -22,25 +22,6 @@ The precision is the generalized Gauss-Newton curvature of the likelihood at the
 plus that of the prior, which is chosen by the evidence unless given. Curvatures of several sites
 are of any structure (`structure=`); of a last dense layer alone they are taken from its features
 without any Jacobian, so that a thousand classes fit, and the linear predictive is exact.
-
-Sharp edges:
-    It is as good as the optimum: train to the end, with a weight decay that fits the prior.
-    Draws of the weights of inner layers fit worse than the linear predictive, since curvature says
-    nothing of how far from the mean it holds (Immer et al. 2021, arXiv:2008.08400).
-    A bias counts as a weight whose input is one, also in the Kronecker product; laplace-torch
-    gives biases a block of their own.
-    An example's outputs are taken one by one by their Jacobians, and a decoder's are tokens times
-    words: give a key, and curvature costs as many passes backward as labels are drawn;
-    `posterior.linear_draws` predicts without Jacobians. Its last layer needs neither.
-    A second call with data of the same shapes compiles nothing where `f`, and a likelihood that is
-    a function, are the same objects.
-    Evidence and curvature are those of the data given, without augmentation.
-
-References:
-    Daxberger et al., "Laplace Redux: Effortless Bayesian Deep Learning", arXiv:2106.14806. MacKay,
-    "The Evidence Framework Applied to Classification Networks", Neural Computation 4 (1992), also
-    for the probit approximation. Ritter et al., "A Scalable Laplace Approximation for Neural
-    Networks", ICLR 2018.
 """
 
 from __future__ import annotations
@@ -93,6 +74,19 @@ MANY = 100_000
 class Laplace:
     """A Gaussian posterior of some weights; the other parameters are not random.
 
+    Sharp edges:
+        It is as good as the optimum: train to the end, with a weight decay that fits the prior.
+        Draws of the weights of inner layers fit worse than the linear predictive, since curvature
+        says nothing of how far from the mean it holds (Immer et al. 2021, arXiv:2008.08400).
+        A bias counts as a weight whose input is one, also in the Kronecker product; laplace-torch
+        gives biases a block of their own.
+        An example's outputs are taken one by one by their Jacobians, and a decoder's are tokens
+        times words: give a key, and curvature costs as many passes backward as labels are drawn;
+        `posterior.linear_draws` predicts without Jacobians. Its last layer needs neither.
+        A second call with data of the same shapes compiles nothing where `f`, and a likelihood that
+        is a function, are the same objects.
+        Evidence and curvature are those of the data given, without augmentation.
+
     Attributes:
         params: All parameters, the random ones at the mean.
         precision: The curvature of the likelihood by the random weights.
@@ -101,6 +95,12 @@ class Laplace:
         f: The function.
         weights: The weights that are random.
         likelihood: Meaning of the outputs.
+
+    References:
+        Daxberger et al., "Laplace Redux: Effortless Bayesian Deep Learning", arXiv:2106.14806.
+        MacKay, "The Evidence Framework Applied to Classification Networks", Neural Computation 4
+        (1992), also for the probit approximation. Ritter et al., "A Scalable Laplace Approximation
+        for Neural Networks", ICLR 2018.
     """
 
     params: Any

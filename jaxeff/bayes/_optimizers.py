@@ -199,6 +199,8 @@ def _newton_updates(
 ) -> Any:
     """Divides gradients by the curvature; both are averages, of which `unbiased` corrects one."""
 
+    # The average of gradients begins at zero, as Adam's does, hence `unbiased`. The prior's pull,
+    # d * w, is no part of it.
     def move(w: Array, g: Array, h: Array) -> Array:
         d = _as(state.weight_decay, w)
         newton = (g / _as(unbiased, w) + d * w) / (h + d)

@@ -16,9 +16,6 @@ for latency in (SystolicArray(rows=8, columns=8), DataflowPipeline(luts=40_000))
     assert found.top["ratio"] > 0
 ```
 
-A layer is a product of matrices: `products` terms in a sum, `outputs` sums, `rows` of them (places
-of a convolution's result, times the batch that the space was read with).
-
 Sharp edges:
     Layers that multiply with a weight count, and nothing else: no pooling, no sums, no transfers
     between layers. Neither accelerator has floats; a layer left alone has `float_bits` bits.
@@ -68,6 +65,9 @@ class SystolicArray(core.Setting):
     16 bricks of 2 by 2, which take more products at once where widths are smaller, and four cycles
     for 16 by 16 (Sharma et al., "Bit Fusion", ISCA 2018). Weights are read once and hide behind the
     arithmetic, or it behind them.
+
+    A layer is a product of matrices: `products` terms in a sum, `outputs` sums, `rows` of them
+    (places of a convolution's result, times the batch that the space was read with).
 
     Attributes:
         rows: Rows of the array, R.

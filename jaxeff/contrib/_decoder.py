@@ -17,12 +17,6 @@ last, cache = f(params, tokens[:, 3:], cache)                  # as logits[:, 3:
 
 The architecture is Llama's (Touvron et al., arXiv 2302.13971) with grouped queries (Ainslie et al.,
 arXiv 2305.13245).
-
-Sharp edges:
-- Rotary positions turn the halves of a head against each other, as Flax and torch models do; files
-  in which neighbours are turned need `jaxeff.weights.rotary_halves`.
-- Tokens that a cache has no room for are refused where its length is known. Inside of `jit`, and in
-  bundles, their logits are NaN, and what the cache holds stays as it is.
 """
 
 from __future__ import annotations
@@ -319,7 +313,14 @@ class DecoderBlock(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """``embed``, ``blocks`` and ``norm``; the head is the embedding."""
+    """``embed``, ``blocks`` and ``norm``; the head is the embedding.
+
+    Sharp edges:
+    - Rotary positions turn the halves of a head against each other, as Flax and torch models do;
+      files in which neighbours are turned need `jaxeff.weights.rotary_halves`.
+    - Tokens that a cache has no room for are refused where its length is known. Inside of `jit`,
+      and in bundles, their logits are NaN, and what the cache holds stays as it is.
+    """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         """Builds the layers.

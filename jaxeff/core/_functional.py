@@ -1,9 +1,8 @@
 """Models of Flax and other libraries as pure functions with a pytree of parameters.
 
-Everything in jaxeff reads functions ``f(params, *args)``. `functional` makes one from a Flax NNX
-module, a Flax Linen module and its variables, a model of PyTorch, Keras or Equinox, or a file of
-ONNX or LiteRT, so that all look the same from here on, and `restore` puts other parameters into the
-author's own model:
+Everything in jaxeff reads functions ``f(params, *args)``. `functional` makes one of a model of
+Flax, PyTorch, Keras or Equinox, or of a file of ONNX or LiteRT, so that all look the same from here
+on, and `restore` puts other parameters into the author's own model:
 
 ```python
 import jax
@@ -23,28 +22,6 @@ f, params = functional(model)
 logits = f(params, x)
 model = restore(model, params)
 ```
-
-Sharp edges:
-
-- What the model is now is what ``f`` computes. The module is read once: a later
-  ``model.train()``, ``model.eval()`` or parameter update does not reach ``f``.
-- With ``mutable=False`` (the default) batch statistics, random counters and every other state are
-  a snapshot closed over by ``f``, and updates to them are discarded. Rebuild ``f`` after
-  training. A dropout layer left in train mode draws the same mask on every call, and a batch norm
-  normalizes by its batch: a `TrainingModeWarning` names such layers, of an NNX model when it is
-  read, of a Linen module and of other methods when ``f`` is traced, for only then is it known.
-- With ``keyed=True`` every stream of random numbers that an NNX model holds starts from the key of
-  the call, whatever its seed was; a Linen module gets the key for all its streams. Its state, which
-  has no streams, is one of the same model in inference, too: dropout beside batch norm.
-- ``train``/``eval`` behaviour stays the model's own: call ``model.eval()`` first (NNX), or pass
-  the module's keyword such as ``train=False`` to ``f`` (Linen). Modules of PyTorch, Keras and
-  Equinox infer unless ``mutable`` or ``keyed`` is asked for: then PyTorch's are in the mode they
-  are in, and the others train.
-- Each state leaf goes through ``checkpoint_name`` as ``jaxeff.state:<path>`` on its way in and
-  ``jaxeff.new_state:<path>`` on its way out. Readers of the jaxpr tell state from data by that
-  name; compiled code does not contain it.
-- A write to a *parameter* during the call is discarded, as is state that the call creates (sown
-  intermediates): ``new_state`` always has the structure of ``state``.
 """
 
 import contextlib
@@ -106,6 +83,30 @@ def functional(
     model: Any, *args: Any, mutable: bool = False, keyed: bool = False, method: Method = None
 ) -> tuple[Callable[..., Any], Params] | tuple[Callable[..., Any], Params, State]:
     """Makes a model of Flax, PyTorch, Keras, Equinox or a file a pure function and its parameters.
+
+    Sharp edges:
+
+    - What the model is now is what ``f`` computes. The module is read once: a later
+      ``model.train()``, ``model.eval()`` or parameter update does not reach ``f``.
+    - With ``mutable=False`` (the default) batch statistics, random counters and every other state
+      are a snapshot closed over by ``f``, and updates to them are discarded. Rebuild ``f`` after
+      training. A dropout layer left in train mode draws the same mask on every call, and a batch
+      norm normalizes by its batch: a `TrainingModeWarning` names such layers, of an NNX model when
+      it is read, of a Linen module and of other methods when ``f`` is traced, for only then is it
+      known.
+    - With ``keyed=True`` every stream of random numbers that an NNX model holds starts from the key
+      of the call, whatever its seed was; a Linen module gets the key for all its streams. Its
+      state, which has no streams, is one of the same model in inference, too: dropout beside batch
+      norm.
+    - ``train``/``eval`` behaviour stays the model's own: call ``model.eval()`` first (NNX), or pass
+      the module's keyword such as ``train=False`` to ``f`` (Linen). Modules of PyTorch, Keras and
+      Equinox infer unless ``mutable`` or ``keyed`` is asked for: then PyTorch's are in the mode
+      they are in, and the others train.
+    - Each state leaf goes through ``checkpoint_name`` as ``jaxeff.state:<path>`` on its way in and
+      ``jaxeff.new_state:<path>`` on its way out. Readers of the jaxpr tell state from data by that
+      name; compiled code does not contain it.
+    - A write to a *parameter* during the call is discarded, as is state that the call creates (sown
+      intermediates): ``new_state`` always has the structure of ``state``.
 
     Args:
       model: A ``flax.nnx.Module``; a ``flax.linen.Module``, bound or not; a ``torch.nn.Module``

@@ -12,33 +12,6 @@ assert "digits" in available()                          # and what lies under JA
 digits = load("digits")
 assert len(digits.train_images) == len(digits.train_labels)
 ```
-
-`normalize` takes mean and standard deviation per channel of each training set:
-
-```python
-import numpy as np
-
-from jaxeff.data import normalize
-
-white = np.full((1, 28, 28, 1), 255, np.uint8)
-assert abs(normalize(white, "mnist") - (1 - 0.1307) / 0.3081).max() < 1e-5
-```
-
-`augment` is the usual one of CIFAR-10: a random crop of the padded image, and a random flip.
-
-```python
-import jax
-import jax.numpy as jnp
-
-from jaxeff.data import augment
-
-images = jnp.ones((8, 32, 32, 3))
-assert augment(jax.random.key(0), images, pad=4).shape == images.shape
-```
-
-Sharp edges:
-    An out-of-domain image must be normalised as the model's own training data was, so pass the name
-    of the *model's* data set: ``normalize(fashion.test_images, "mnist")``.
 """
 
 import os
@@ -258,6 +231,21 @@ def normalize(
 ) -> Float[Array, "*batch channels"]:
     """Scales images to zero mean and unit variance of a training set: ``(image - mean) / std``.
 
+    `normalize` takes mean and standard deviation per channel of each training set:
+
+    ```python
+    import numpy as np
+
+    from jaxeff.data import normalize
+
+    white = np.full((1, 28, 28, 1), 255, np.uint8)
+    assert abs(normalize(white, "mnist") - (1 - 0.1307) / 0.3081).max() < 1e-5
+    ```
+
+    Sharp edges:
+        An out-of-domain image must be normalised as the model's own training data was, so pass the
+        name of the *model's* data set: ``normalize(fashion.test_images, "mnist")``.
+
     Args:
         images: NHWC, or any shape with channels last. uint8 is taken as 0 to 255, a float dtype
             as already scaled to [0, 1].
@@ -304,6 +292,18 @@ def augment(
 
     Pure and jittable (``pad`` and ``flip`` are static). Augment before normalising, or zeros will
     not be black.
+
+    `augment` is the usual one of CIFAR-10: a random crop of the padded image, and a random flip.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+
+    from jaxeff.data import augment
+
+    images = jnp.ones((8, 32, 32, 3))
+    assert augment(jax.random.key(0), images, pad=4).shape == images.shape
+    ```
 
     Args:
         key: Random key.

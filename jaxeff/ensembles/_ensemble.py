@@ -21,32 +21,6 @@ the sites of `f`, `fit` and `sweep` train all members as one program.
 
 Patterns are those of a spec, over the names of parameters: `fc3` is every parameter of the module
 `fc3`, `fc3/kernel` one of them, `"*"` all. The most specific pattern decides, None shares.
-
-Members have to start apart: identical ones get identical gradients and stay one network.
-
-- fresh ones, from the function that made the parameters, `ensemble(..., init=init)`: what a deep
-  ensemble is (Lakshminarayanan et al. 2017);
-- fresh ones without such a function: each leaf drawn from a normal distribution with its own mean
-  and standard deviation, and a constant leaf (biases of zero, scales of one) kept as it is;
-- `Members(10, spread=0.1)`: around the given parameters, each leaf plus normal noise of `spread`
-  times its standard deviation. With `spread=0.0` they are copies.
-
-Sharp edges:
-    What stands behind a site with members exists once per member, whatever its pattern says.
-    A random key goes to every member: they see the same noise. Around the ensemble,
-    `noisy(g, spec)`, noise is drawn for each.
-    A convolution with members is a grouped convolution, which processors run slowly, backward most
-    of all; members behind the convolutions don't have that cost. `g.apart(params, x)` computes up
-    to `MOST_APART` whole networks one after the other, as `member_loss(g)` does: a step of five
-    LeNet-5 took 3.8 times what five networks take, and takes 1.3 times that. Each member adds its
-    network to what is compiled.
-    The second way to start forgets what has been trained, and takes a leaf's distribution for a
-    normal one. A leaf that is constant stays so under a spread, too: the noise is in its own units.
-
-References:
-    Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep
-    Ensembles", arXiv:1612.01474. Steger et al., "Function Space Diversity for Uncertainty
-    Prediction via Repulsive Last-Layer Ensembles", arXiv:2412.15758.
 """
 
 from __future__ import annotations
@@ -72,6 +46,16 @@ MOST_APART = 16
 @core.register_setting
 class Members(core.Setting):
     """The number of members of a site, and their start.
+
+    Members have to start apart: identical ones get identical gradients and stay one network.
+
+    - fresh ones, from the function that made the parameters, `ensemble(..., init=init)`: what a
+      deep ensemble is (Lakshminarayanan et al. 2017);
+    - fresh ones without such a function: each leaf drawn from a normal distribution with its own
+      mean and standard deviation, and a constant leaf (biases of zero, scales of one) kept as it
+      is;
+    - `Members(10, spread=0.1)`: around the given parameters, each leaf plus normal noise of
+      `spread` times its standard deviation. With `spread=0.0` they are copies.
 
     Attributes:
         count: Number of members, at least 1; the same at every site of an ensemble.
@@ -183,11 +167,29 @@ def _started(key: PRNGKeyArray, leaf: Array, setting: Members, count: int) -> Ar
 class Ensemble:
     """The function of an ensemble, `g(params, *args)`; a random key may come first, as in `f`.
 
+    Sharp edges:
+        What stands behind a site with members exists once per member, whatever its pattern says.
+        A random key goes to every member: they see the same noise. Around the ensemble,
+        `noisy(g, spec)`, noise is drawn for each.
+        A convolution with members is a grouped convolution, which processors run slowly, backward
+        most of all; members behind the convolutions don't have that cost. `g.apart(params, x)`
+        computes up to `MOST_APART` whole networks one after the other, as `member_loss(g)` does: a
+        step of five LeNet-5 took 3.8 times what five networks take, and takes 1.3 times that. Each
+        member adds its network to what is compiled.
+        The second way to start forgets what has been trained, and takes a leaf's distribution for a
+        normal one. A leaf that is constant stays so under a spread, too: the noise is in its own
+        units.
+
     Attributes:
         f: The function of one network.
         count: Number of members.
         chosen: Settings of the leaves that have members, by name.
         mutable: Whether `f` takes a state after its parameters and returns a new one.
+
+    References:
+        Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep
+        Ensembles", arXiv:1612.01474. Steger et al., "Function Space Diversity for Uncertainty
+        Prediction via Repulsive Last-Layer Ensembles", arXiv:2412.15758.
     """
 
     f: Callable[..., Any]

@@ -16,22 +16,6 @@ result = fit(key, member_loss(g), networks, data, optimizer=optax.adam(1e-2), ep
              batch_size=64)
 ```
 
-Members behind a trained network leave it as it is with `optimize_members`:
-
-```python
-import numpy as np
-
-from jaxeff.ensembles import optimize_members
-
-g, heads = jaxeff.ensemble(key, f, params, {"fc2": Members(3)})
-optimizer = optimize_members(g, optax.adam(1e-2))
-result = fit(key, member_loss(g), heads, data, optimizer=optimizer, epochs=1, batch_size=64)
-assert np.array_equal(result.params["conv1"]["kernel"], params["conv1"]["kernel"])
-```
-
-`member_loss` is the sum over members of each one's mean loss over the batch, so a parameter of one
-member has the gradient that it has in a network of its own, and what is shared has the sum of all.
-
 Repulsion in function space needs inputs from elsewhere. Two ways to disagreement that don't:
 
 - `bootstrap_weights`: every member sees the examples in other proportions (the bagging of Breiman
@@ -50,13 +34,6 @@ g, heads = jaxeff.ensemble(key, h, {"trained": params, "prior": params},
 data = (x, y, bootstrap_weights(key, len(x), 5))
 member_loss(g)(key, heads, None, data, 0)
 ```
-
-Sharp edges:
-    The sum makes the step of what is shared grow with the number of members, but for optimizers
-    like Adam that don't see the scale of a gradient.
-    All members see the same batches in the same order; a member of a deep ensemble trained in
-    another program sees others. Weights in the data (`bootstrap_weights`) tell them apart.
-    Weight decay acts on the random networks of `with_prior` too; mask it there (`optax.masked`).
 """
 
 from __future__ import annotations
@@ -81,6 +58,18 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class MemberLoss:
     """A loss of an ensemble's outputs; `jaxeff.training.fit` calls it.
+
+    `member_loss` is the sum over members of each one's mean loss over the batch, so a parameter of
+    one member has the gradient that it has in a network of its own, and what is shared has the sum
+    of all.
+
+    Sharp edges:
+        The sum makes the step of what is shared grow with the number of members, but for optimizers
+        like Adam that don't see the scale of a gradient.
+        All members see the same batches in the same order; a member of a deep ensemble trained in
+        another program sees others. Weights in the data (`bootstrap_weights`) tell them apart.
+        Weight decay acts on the random networks of `with_prior` too; mask it there
+        (`optax.masked`).
 
     Attributes:
         g: The ensemble.
@@ -212,6 +201,24 @@ def optimize_members(
     g: Ensemble, optimizer: optax.GradientTransformation
 ) -> optax.GradientTransformation:
     """Makes an optimizer for members behind a trained network, which stays as it is.
+
+    Members behind a trained network leave it as it is with `optimize_members`:
+
+    ```python
+    import jax
+    import jaxeff
+    import numpy as np
+    import optax
+    from jaxeff.ensembles import Members, member_loss, optimize_members
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import fit
+
+    key, (f, params, data) = jax.random.key(0), small_classifier()
+    g, heads = jaxeff.ensemble(key, f, params, {"fc2": Members(3)})
+    optimizer = optimize_members(g, optax.adam(1e-2))
+    result = fit(key, member_loss(g), heads, data, optimizer=optimizer, epochs=1, batch_size=64)
+    assert np.array_equal(result.params["conv1"]["kernel"], params["conv1"]["kernel"])
+    ```
 
     Args:
         g: Result of `ensemble`.

@@ -13,38 +13,6 @@ posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), heads)
 mixture = Mixture(jaxeff.moments(g)(posterior, x))
 mixture.within, mixture.between                     # their sum is mixture.var, exactly
 ```
-
-Of several posteriors of one network, `mixture_moments` is the mixture:
-
-```python
-from jaxeff.bayes import MixturePosterior
-from jaxeff.ensembles import mixture_moments
-
-around = lambda p: jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), p)
-modes = MixturePosterior((around(params), around(jax.tree.map(lambda w: 0.9 * w, params))))
-mixture = mixture_moments(f, modes, x[:8])
-assert mixture.mean.shape == (8, 10)
-```
-
-Every member predicts a Gaussian; together they are a mixture of equal weights. By the law of total
-variance its variance is the mean of the members' variances (within) plus the variance of their
-means (between), in closed form. With an aleatoric head there is a third part, the noise that
-the network predicts:
-
-```text
-Var y = E[exp(s)]           aleatoric   mean of exp(m_s + v_s / 2), the mean of a lognormal
-      + E[Var(mu | member)] within
-      + Var(E[mu | member]) between
-```
-
-For classes, entropies of a softmax under a Gaussian have no closed form; `decompose` draws logits,
-which costs no further pass, and splits the total entropy into the same three.
-
-Sharp edges:
-    Where members share random parameters, their predictions are correlated; every part here is one
-    of marginals, so it is right all the same.
-    The mean of exponentials in the aleatoric part grows without bound where log-variances are
-    uncertain, as far from the data.
 """
 
 from __future__ import annotations
@@ -95,6 +63,26 @@ class MixtureUncertainty(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Mixture:
     """A mixture of Gaussians with equal weights, entry by entry.
+
+    Every member predicts a Gaussian; together they are a mixture of equal weights. By the law of
+    total variance its variance is the mean of the members' variances (within) plus the variance of
+    their means (between), in closed form. With an aleatoric head there is a third part, the noise
+    that the network predicts:
+
+    ```text
+    Var y = E[exp(s)]           aleatoric   mean of exp(m_s + v_s / 2), the mean of a lognormal
+          + E[Var(mu | member)] within
+          + Var(E[mu | member]) between
+    ```
+
+    For classes, entropies of a softmax under a Gaussian have no closed form; `decompose` draws
+    logits, which costs no further pass, and splits the total entropy into the same three.
+
+    Sharp edges:
+        Where members share random parameters, their predictions are correlated; every part here is
+        one of marginals, so it is right all the same.
+        The mean of exponentials in the aleatoric part grows without bound where log-variances are
+        uncertain, as far from the data.
 
     Attributes:
         members: The members' Gaussians, `[members, ...]`.
@@ -191,6 +179,23 @@ def mixture_moments(
     f: Callable[..., Any], posterior: MixturePosterior, *args: Any, **options: Any
 ) -> Mixture:
     """Predicts by a mixture of posteriors: one moment pass for each, one after the other.
+
+    Of several posteriors of one network, `mixture_moments` is the mixture:
+
+    ```python
+    import jax
+
+    import jaxeff
+    from jaxeff.bayes import MixturePosterior
+    from jaxeff.ensembles import mixture_moments
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    around = lambda p: jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), p)
+    modes = MixturePosterior((around(params), around(jax.tree.map(lambda w: 0.9 * w, params))))
+    mixture = mixture_moments(f, modes, x[:8])
+    assert mixture.mean.shape == (8, 10)
+    ```
 
     Args:
         f: `f(params, *args) -> outputs`, an array.

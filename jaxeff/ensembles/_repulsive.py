@@ -15,69 +15,6 @@ g, heads = jaxeff.ensemble(key, f, params, {"fc2": Members(5)})
 loss = repulsive(member_loss(g), g, Patches(7), strength=0.1)
 result = fit(key, loss, heads, data, optimizer=optax.adam(1e-2), epochs=1, batch_size=64)
 ```
-
-What is pushed apart is a choice:
-
-- `space="function"`: what members predict for repulsive samples, where they should disagree. Logits
-  as they are, or probabilities (`on="probabilities"`). Out-of-domain sets, ambiguous images or
-  label-destroying changes of the batch (`jaxeff.ensembles`); never the training data.
-- `space="weights"`: the parameters that have members; no samples.
-- `space=features`: any function `features(params, x) -> [members, batch, ...]`, such as the values
-  of a hidden layer; then the batch itself may be the samples (`batch_inputs`), and no other data
-  are needed.
-
-```text
-LL-POVI     ensemble of last layers, member_loss
-RLL-POVI    the same, repulsive(..., space="weights")
-fLL-POVI    the same, repulsive(..., samples, moves="members", kernel=RBF(power=1))
-```
-
-By default the field passes through all layers, so that those which members share learn to tell them
-apart as well; with `moves="members"` it acts on the members' own parameters, as in Klein's thesis,
-and `RBF(power=1)` is its kernel.
-
-The gradient of the loss by a member's point f_i is that of the wrapped loss minus `strength` times
-the field phi_i, pulled back to the parameters. With `method="svgd"`
-the gradients of the wrapped loss are averaged by the kernel as well, as Stein's method has it.
-
-`repulsion` is the field alone. With points `x_i`, one for each member, a distance `D(x, y) = |x -
-y|_norm ** power` and the kernel `k = exp(-D / bandwidth)`, the fields are
-
-```text
-"wgd"    phi_i = -sum_j grad_i k(x_i, x_j) / sum_j k(x_i, x_j)
-"svgd"   phi_i = -sum_j grad_i k(x_i, x_j) / members
-```
-
-The first is that of repulsive ensembles (a kernel estimate of a Wasserstein gradient flow), the
-second Stein's. Without a bandwidth it is the median distance between different members divided by
-the logarithm of their number: the kernels of a member with the others then sum to about one,
-whatever the scale of the points.
-
-```python
-import jax.numpy as jnp
-
-from jaxeff.ensembles import RBF, repulsion
-
-points = jnp.array([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0]])       # a point for each member
-field, potential, kernel = repulsion(points, RBF(bandwidth=2.0))
-assert field[0, 0] < 0 < field[1, 0]                           # neighbours are pushed apart,
-assert jnp.abs(field[2, 0]) < jnp.abs(field[1, 0])             # the distant one hardly
-assert jnp.allclose(kernel[0, 1], jnp.exp(-0.5))
-```
-
-Sharp edges:
-    The strength is in units of the wrapped loss. The thesis' gamma goes with a log-posterior,
-    summed over the data: with a mean over examples, strength = gamma / examples.
-    The field grows with the number of samples in a batch, whose kernel is one for all of them.
-    The first element of a batch is taken for its inputs.
-    Members that are the same feel nothing, so they stay the same: start them apart.
-    No gradient passes through a bandwidth.
-
-References:
-    Steger et al., arXiv:2412.15758, equation 4. Wang et al., "Function Space Particle Optimization
-    for Bayesian Neural Networks", arXiv:1902.09754. D'Angelo and Fortuin, "Repulsive Deep Ensembles
-    are Bayesian", arXiv:2106.11642, section 3. Liu
-    and Wang, "Stein Variational Gradient Descent", arXiv:1608.04471, the median in section 5.
 """
 
 import zlib
@@ -139,6 +76,31 @@ def repulsion(
     points: Float[Array, "members dimensions"], kernel: RBF, method: str = "wgd"
 ) -> Repulsion:
     """Computes the repulsive field between members.
+
+    `repulsion` is the field alone. With points `x_i`, one for each member, a distance `D(x, y) = |x
+    - y|_norm ** power` and the kernel `k = exp(-D / bandwidth)`, the fields are
+
+    ```text
+    "wgd"    phi_i = -sum_j grad_i k(x_i, x_j) / sum_j k(x_i, x_j)
+    "svgd"   phi_i = -sum_j grad_i k(x_i, x_j) / members
+    ```
+
+    The first is that of repulsive ensembles (a kernel estimate of a Wasserstein gradient flow), the
+    second Stein's. Without a bandwidth it is the median distance between different members divided
+    by the logarithm of their number: the kernels of a member with the others then sum to about one,
+    whatever the scale of the points.
+
+    ```python
+    import jax.numpy as jnp
+
+    from jaxeff.ensembles import RBF, repulsion
+
+    points = jnp.array([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0]])       # a point for each member
+    field, potential, kernel = repulsion(points, RBF(bandwidth=2.0))
+    assert field[0, 0] < 0 < field[1, 0]                           # neighbours are pushed apart,
+    assert jnp.abs(field[2, 0]) < jnp.abs(field[1, 0])             # the distant one hardly
+    assert jnp.allclose(kernel[0, 1], jnp.exp(-0.5))
+    ```
 
     Args:
         points: One for each member; no gradient passes through what is returned.
@@ -209,7 +171,46 @@ def _push(points: Array, weight: Array, lengths: Array, kernel: RBF) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class RepulsiveLoss:
-    """A loss with repulsion; `jaxeff.training.fit` calls it. The arguments are `repulsive`'s."""
+    """A loss with repulsion; `jaxeff.training.fit` calls it. The arguments are `repulsive`'s.
+
+    What is pushed apart is a choice:
+
+    - `space="function"`: what members predict for repulsive samples, where they should disagree.
+      Logits as they are, or probabilities (`on="probabilities"`). Out-of-domain sets, ambiguous
+      images or label-destroying changes of the batch (`jaxeff.ensembles`); never the training data.
+    - `space="weights"`: the parameters that have members; no samples.
+    - `space=features`: any function `features(params, x) -> [members, batch, ...]`, such as the
+      values of a hidden layer; then the batch itself may be the samples (`batch_inputs`), and no
+      other data are needed.
+
+    ```text
+    LL-POVI     ensemble of last layers, member_loss
+    RLL-POVI    the same, repulsive(..., space="weights")
+    fLL-POVI    the same, repulsive(..., samples, moves="members", kernel=RBF(power=1))
+    ```
+
+    By default the field passes through all layers, so that those which members share learn to tell
+    them apart as well; with `moves="members"` it acts on the members' own parameters, as in Klein's
+    thesis, and `RBF(power=1)` is its kernel.
+
+    The gradient of the loss by a member's point f_i is that of the wrapped loss minus `strength`
+    times the field phi_i, pulled back to the parameters. With `method="svgd"` the gradients of the
+    wrapped loss are averaged by the kernel as well, as Stein's method has it.
+
+    Sharp edges:
+        The strength is in units of the wrapped loss. The thesis' gamma goes with a log-posterior,
+        summed over the data: with a mean over examples, strength = gamma / examples.
+        The field grows with the number of samples in a batch, whose kernel is one for all of them.
+        The first element of a batch is taken for its inputs.
+        Members that are the same feel nothing, so they stay the same: start them apart.
+        No gradient passes through a bandwidth.
+
+    References:
+        Steger et al., arXiv:2412.15758, equation 4. Wang et al., "Function Space Particle
+        Optimization for Bayesian Neural Networks", arXiv:1902.09754. D'Angelo and Fortuin,
+        "Repulsive Deep Ensembles are Bayesian", arXiv:2106.11642, section 3. Liu
+        and Wang, "Stein Variational Gradient Descent", arXiv:1608.04471, the median in section 5.
+    """
 
     loss: Loss
     g: Ensemble

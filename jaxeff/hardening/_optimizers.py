@@ -1,25 +1,5 @@
 """Optimizers that prepare a network for hardware: bounded weights, and flat minima (SAM).
 
-Weight clamping keeps parameters inside the range of an analog device.
-
-```python
-import jax
-import optax
-
-from jaxeff.hardening import clamped
-
-def kernels(params):
-    return jax.tree_util.tree_map_with_path(lambda path, w: "kernel" in str(path[-1]), params)
-
-optimizer = optax.chain(optax.adam(1e-3), clamped(-1.0, 1.0))
-optimizer = optax.chain(optax.adam(1e-3), optax.masked(clamped(-1.0, 1.0), kernels))
-state = optimizer.init({"kernel": jax.numpy.ones((2, 3)), "bias": jax.numpy.zeros(3)})
-```
-
-It is what `optax.keep_params_nonnegative` is for non-negative weights: an update that would leave
-the box ends on its boundary. Noise grows weights (that is how networks drown additive noise), so
-without a bound a trained network may need more than a device has.
-
 Sharpness-aware minimization (SAM), plain and adaptive, is `optax.contrib.sam` for losses with keys.
 
 ```python
@@ -33,13 +13,10 @@ loss = cross_entropy(f)
 fit(jax.random.key(0), loss, params, data, optimizer=adaptive, epochs=2, batch_size=32)
 ```
 
-Each step takes the gradient where the loss is worst nearby: at w + e, with
-
-    e = rho T^2 g / |T g|,    T = 1 (SAM) or |w| + eta (adaptive SAM, elementwise)
-
-Sharp edges:     Clamping must come last, after the learning rate. Adding a rounded update may miss
-the bound by an     ulp.     A step of SAM costs two gradients. Both see the same mini-batch and the
-same noise.
+Sharp edges:
+    Clamping must come last, after the learning rate. Adding a rounded update may miss the bound by
+    an ulp.
+    A step of SAM costs two gradients. Both see the same mini-batch and the same noise.
 
 References:
     Foret et al., arXiv:2010.01412; Kwon et al., "ASAM", arXiv:2102.11600.
@@ -58,6 +35,26 @@ from jaxeff.core import check_number, finite, non_negative, validate, widened
 @validate(low=finite, high=finite)
 def clamped(low: float, high: float) -> optax.GradientTransformation:
     """Keeps parameters between two bounds after each update.
+
+    Weight clamping keeps parameters inside the range of an analog device.
+
+    ```python
+    import jax
+    import optax
+
+    from jaxeff.hardening import clamped
+
+    def kernels(params):
+        return jax.tree_util.tree_map_with_path(lambda path, w: "kernel" in str(path[-1]), params)
+
+    optimizer = optax.chain(optax.adam(1e-3), clamped(-1.0, 1.0))
+    optimizer = optax.chain(optax.adam(1e-3), optax.masked(clamped(-1.0, 1.0), kernels))
+    state = optimizer.init({"kernel": jax.numpy.ones((2, 3)), "bias": jax.numpy.zeros(3)})
+    ```
+
+    It is what `optax.keep_params_nonnegative` is for non-negative weights: an update that would
+    leave the box ends on its boundary. Noise grows weights (that is how networks drown additive
+    noise), so without a bound a trained network may need more than a device has.
 
     Args:
         low: The smallest value allowed.
@@ -89,6 +86,10 @@ def sharpness_aware(
     eta: float = 0.01,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer so that it uses the gradient at the worst point nearby.
+
+    Each step takes the gradient where the loss is worst nearby: at w + e, with
+
+        e = rho T^2 g / |T g|,    T = 1 (SAM) or |w| + eta (adaptive SAM, elementwise)
 
     Args:
         optimizer: Takes the actual step, from the unperturbed parameters.

@@ -19,29 +19,6 @@ on the input. So the function is run on samples once, and for every site that co
 ratio of the sampled variance to the rule's, given already calibrated inputs, is kept: one factor
 per channel. Klein's thesis, section 8.3, scales the variance of a whole network by one factor
 chosen by hand (its calibration factor, 0.3 and 0.4); here factors are measured.
-
-Such factors are averages over inputs, and on other inputs what is left is how much the ratio varies
-between them. So a second form is measured as well: a regression of the ratio of a result on the
-mean and variance that the diagonal pass gives it (`VarianceTable`). It is taken where it is better
-on inputs that it wasn't fitted to (`form="best"`).
-
-Draws are split among groups of up to eight inputs, each with its own: at the same price, 256 inputs
-with 25 draws leave a smaller error than 32 with 200 that they share. For inputs that share their
-draws share most of the draws' error, which then doesn't average out over them. The network is
-compiled once: at arguments without variance the same program makes the values at the means, from
-which offsets are summed.
-
-Sharp edges
-- Factors were measured on a batch; inputs of another kind may have others. `repr` states the median
-  error on inputs that they weren't measured on, and that number's standard error.
-- A function of one input doesn't depend on the others of its batch: they are asked in groups. Where
-  a result mixes inputs, all share their draws.
-- Factors of positions (scores of attention that wasn't recognised) have their mean in common where
-  a sequence is of another length.
-- They belong to the posterior: another one, or another scale of noise at the input, has others.
-- What is compiled is kept as long as `f` lives, so that a second call is fast; as under `jax.jit`,
-  what `f` reads of global names counts as it was at first.
-- Means are left as they are. Covariances between results stay unknown.
 """
 
 import functools
@@ -84,6 +61,12 @@ _PRODUCTS = {"linear", "matmul"}
 @dataclass(frozen=True)
 class Groups:
     """How the inputs of a function are divided.
+
+    Draws are split among groups of up to eight inputs, each with its own: at the same price, 256
+    inputs with 25 draws leave a smaller error than 32 with 200 that they share. For inputs that
+    share their draws share most of the draws' error, which then doesn't average out over them. The
+    network is compiled once: at arguments without variance the same program makes the values at the
+    means, from which offsets are summed.
 
     Attributes:
         batched: Marks of leaves of the arguments that hold an input per place of their first axis.
@@ -304,6 +287,23 @@ def calibrate_moments(
     **kwargs: Any,
 ) -> calibrated.Calibrated:
     """Measures what the variances of `moments(f)` have to be multiplied by, per site and channel.
+
+    Such factors are averages over inputs, and on other inputs what is left is how much the ratio
+    varies between them. So a second form is measured as well: a regression of the ratio of a result
+    on the mean and variance that the diagonal pass gives it (`VarianceTable`). It is taken where it
+    is better on inputs that it wasn't fitted to (`form="best"`).
+
+    Sharp edges
+    - Factors were measured on a batch; inputs of another kind may have others. `repr` states the
+      median error on inputs that they weren't measured on, and that number's standard error.
+    - A function of one input doesn't depend on the others of its batch: they are asked in groups.
+      Where a result mixes inputs, all share their draws.
+    - Factors of positions (scores of attention that wasn't recognised) have their mean in common
+      where a sequence is of another length.
+    - They belong to the posterior: another one, or another scale of noise at the input, has others.
+    - What is compiled is kept as long as `f` lives, so that a second call is fast; as under
+      `jax.jit`, what `f` reads of global names counts as it was at first.
+    - Means are left as they are. Covariances between results stay unknown.
 
     Args:
         key: A PRNG key.

@@ -11,32 +11,6 @@ posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
 logits = jaxeff.moments(f)(posterior, x)            # a Gaussian: logits.mean, logits.var
 ```
 
-Any leaf of the arguments may be a `Gaussian`: parameters, inputs, both, some of them. There are
-three methods:
-
-- "diagonal" propagates means and variances from layer to layer by the rules of this package, and
-  takes entries as independent (moment matching; Klein's thesis, chapter 8);
-- "linear" follows every random entry to every result, exact to first order for any function;
-- "calibrated" is the diagonal pass with factors that were measured once (`calibrate_moments`).
-
-`moments(f)` alone takes the diagonal pass where lineage proves that entries are independent, the
-linear method where they aren't and results are few, the diagonal pass with a warning elsewhere
-(`_choice`); `moments(f).explain(posterior, x)` says which, and why. A calibrated posterior has its
-own method. `experiments.beyond.moment_variances` holds them against Monte Carlo.
-
-Sharp edges
-- Diagonal covariance is an approximation: what entries share (a kernel's noise at all positions, a
-  residual stream, parameters that are used twice) is forgotten. `assumptions` lists where;
-  `moments_check` says whether it matters.
-- Discrete results (an argmax, a comparison) are those of the means; computing on with one is an
-  error, and so is any primitive without a rule that meets a random value.
-- Weights that `jaxeff.quantized` rounds to evenly spaced values have the moments of rounded draws,
-  with the step of the means; activations are rounded in the mean and keep their variance.
-
-Moments of a noisy network are those of a function with noise as a random argument. A noise model
-whose draws have known means and variances (`jaxeff.noise.MomentNoise`) is a value and independent
-random arrays. Made arguments of the function, they are random values like any others.
-
 `sampled(f)` is the local reparametrization trick, draws of results in place of weights.
 
 ```python
@@ -45,29 +19,6 @@ from jaxeff.moment_propagation import sampled
 posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
 logits = sampled(f)(jax.random.key(0), posterior, x)
 ```
-
-Where a layer reads random parameters, the mean and variance of its result are those of moment
-propagation, exact for a dot product or convolution, and the result is drawn from them (Kingma et
-al., section 2.3): m + sqrt(v) times noise of its own for every entry and every example. So the
-gradients of a batch's loss have a smaller variance than with one draw of the weights for all of it,
-and weights need no density: a Gaussian stands for whatever has that mean and variance, such as
-discrete weights (Shayer et al., section 3), by the central limit theorem.
-
-Sharp edges:
-    Results that share a weight are drawn independently: the entries of a convolution's result, the
-    uses of a layer that is used twice, the steps of a loop.
-    Results of few products aren't normal; draw weights instead (`Gaussian.sample`) where that
-    matters.
-
-References:
-    Kingma et al., "Variational Dropout and the Local Reparameterization Trick", arXiv:1506.02557.
-    Shayer et al., "Learning Discrete Weights Using the Local Reparameterization Trick",
-    arXiv:1710.07739.
-
-Rules are compared with sampled moments, by Monte Carlo over the layers: the function is run on
-samples of its random arguments, and the mean and variance of every value in it are accumulated.
-They show where a variance is off, and by how much (`assumptions`), and by which factor to correct
-it (`calibrate_moments`).
 """
 
 import functools
@@ -184,6 +135,11 @@ _FORMS = ("variance", "raw")
 class MomentFunction(Protocol):
     """A function of random arrays, as `moments` makes it.
 
+    Moments of a noisy network are those of a function with noise as a random argument. A noise
+    model whose draws have known means and variances (`jaxeff.noise.MomentNoise`) is a value and
+    independent random arrays. Made arguments of the function, they are random values like any
+    others.
+
     Attributes:
         explain: Says at the arguments of a call which method it takes, and why.
         deployed: The function that `deploy` compiles in its place: "auto" is the diagonal pass.
@@ -211,6 +167,30 @@ def moments(
     noise: Mapping[str, Any] | None = None,
 ) -> MomentFunction:
     """Turns a function of arrays into one of random arrays.
+
+    Any leaf of the arguments may be a `Gaussian`: parameters, inputs, both, some of them. There are
+    three methods:
+
+    - "diagonal" propagates means and variances from layer to layer by the rules of this package,
+      and takes entries as independent (moment matching; Klein's thesis, chapter 8);
+    - "linear" follows every random entry to every result, exact to first order for any function;
+    - "calibrated" is the diagonal pass with factors that were measured once (`calibrate_moments`).
+
+    `moments(f)` alone takes the diagonal pass where lineage proves that entries are independent,
+    the linear method where they aren't and results are few, the diagonal pass with a warning
+    elsewhere (`_choice`); `moments(f).explain(posterior, x)` says which, and why. A calibrated
+    posterior has its own method. `experiments.beyond.moment_variances` holds them against Monte
+    Carlo.
+
+    Sharp edges
+    - Diagonal covariance is an approximation: what entries share (a kernel's noise at all
+      positions, a residual stream, parameters that are used twice) is forgotten. `assumptions`
+      lists where; `moments_check` says whether it matters.
+    - Discrete results (an argmax, a comparison) are those of the means; computing on with one is an
+      error, and so is any primitive without a rule that meets a random value.
+    - Weights that `jaxeff.quantized` rounds to evenly spaced values have the moments of rounded
+      draws, with the step of the means; activations are rounded in the mean and keep their
+      variance.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -467,6 +447,19 @@ def _ratio_to_draws(pairs: Sequence[tuple[_values.Gaussian, _values.Gaussian]]) 
 def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
     """Draws the results of layers whose parameters are random.
 
+    Where a layer reads random parameters, the mean and variance of its result are those of moment
+    propagation, exact for a dot product or convolution, and the result is drawn from them (Kingma
+    et al., section 2.3): m + sqrt(v) times noise of its own for every entry and every example. So
+    the gradients of a batch's loss have a smaller variance than with one draw of the weights for
+    all of it, and weights need no density: a Gaussian stands for whatever has that mean and
+    variance, such as discrete weights (Shayer et al., section 3), by the central limit theorem.
+
+    Sharp edges:
+        Results that share a weight are drawn independently: the entries of a convolution's result,
+        the uses of a layer that is used twice, the steps of a loop.
+        Results of few products aren't normal; draw weights instead (`Gaussian.sample`) where that
+        matters.
+
     Args:
         f: A pure function `f(params, *args)`.
 
@@ -478,6 +471,12 @@ def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
         TypeError: `f` is a Flax model; when called: the key is none, or an argument holds what is
             no array.
         MomentsError: When called: a random parameter meets a computation without a rule.
+
+    References:
+        Kingma et al., "Variational Dropout and the Local Reparameterization Trick",
+        arXiv:1506.02557.
+        Shayer et al., "Learning Discrete Weights Using the Local Reparameterization Trick",
+        arXiv:1710.07739.
     """
     f = core.read_once(f)
 
@@ -532,6 +531,11 @@ class DrawSums(NamedTuple):
 @dataclass(frozen=True)
 class Sampling:
     """Sums over draws of a program's random values, which further calls add draws to.
+
+    Rules are compared with sampled moments, by Monte Carlo over the layers: the function is run on
+    samples of its random arguments, and the mean and variance of every value in it are accumulated.
+    They show where a variance is off, and by how much (`assumptions`), and by which factor to
+    correct it (`calibrate_moments`).
 
     Attributes:
         program: A program; loops are run as they are, and what is inside isn't looked at.

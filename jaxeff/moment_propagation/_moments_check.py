@@ -11,27 +11,6 @@ posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
 print(jaxeff.moments_check(jax.random.key(0), f, posterior, x[:10]))
 ```
 
-The moments of the method that `moments(f)` takes are compared with a reference that knows what
-results share: the delta method where noise is small and it isn't that method itself, draws of the
-function elsewhere. The layers that lose most, on request, are
-found as `assumptions` finds them: each one's rule is given the sampled moments of its inputs.
-
-Sharp edges
-- The delta method's own error is that of most networks it was measured on, 6 % up to noise of 10 %;
-  a function with bends (a threshold, a softmax that is nearly one-hot) or a deep residual network
-  whose norms were folded may have more, a ResNet-18 ten times that. Where there are sites to draw
-  samples for, it must agree with these samples to be the reference; 200 of them tell an error of
-  26 % or more. Give `draws` to be sure.
-- The table of sites (`sites=True`) compiles the rules of all places where independence is assumed:
-  seconds for a small convolutional network, more for a deep transformer.
-- What is compiled is kept as long as `f` lives, so that a second call is fast; as under `jax.jit`,
-  what `f` reads of global names counts as it was at first.
-- What a layer loses by itself may cancel further on: the table of sites says where to look, the
-  ratio of the results whether it matters.
-- Variances may be right for most inputs and far off for some: an LSTM had .89 (.75 to .96) of the
-  true variance on four inputs and .83 (.25 to .97) on ten. The verdict looks at nine in ten of the
-  ratios as well as at their median, and says so where too few inputs were asked for that.
-
 `assumptions(f, params, x)` lists where moments assume independence, `measure_assumptions` with the
 error that it causes.
 
@@ -43,9 +22,6 @@ twice = lambda p, x: f(p, x) * f(p, x)[:, ::-1]              # both factors shar
 print(assumptions(twice, posterior, x[:10]))                 # the places
 print(measure_assumptions(jax.random.key(0), twice, posterior, x[:10]))  # and what each costs
 ```
-
-The second form runs the function on samples and compares the rule of each place with them. The rule
-gets the sampled moments of its inputs, so that errors of one place don't count for the next.
 """
 
 import functools
@@ -121,6 +97,10 @@ def measure_assumptions(
     **kwargs: Any,
 ) -> Assumptions:
     """Lists these places with how far the variance of each is off.
+
+    The second form runs the function on samples and compares the rule of each place with them. The
+    rule gets the sampled moments of its inputs, so that errors of one place don't count for the
+    next.
 
     Args:
         key: Random key of the samples.
@@ -255,6 +235,28 @@ class Decisions(NamedTuple):
 @dataclass(frozen=True)
 class MomentsCheck:
     """How far the moments of a function's results are off. It prints as a table.
+
+    The moments of the method that `moments(f)` takes are compared with a reference that knows what
+    results share: the delta method where noise is small and it isn't that method itself, draws of
+    the function elsewhere. The layers that lose most, on request, are found as `assumptions` finds
+    them: each one's rule is given the sampled moments of its inputs.
+
+    Sharp edges
+    - The delta method's own error is that of most networks it was measured on, 6 % up to noise of
+      10 %; a function with bends (a threshold, a softmax that is nearly one-hot) or a deep residual
+      network whose norms were folded may have more, a ResNet-18 ten times that. Where there are
+      sites to draw samples for, it must agree with these samples to be the reference; 200 of them
+      tell an error of 26 % or more. Give `draws` to be sure.
+    - The table of sites (`sites=True`) compiles the rules of all places where independence is
+      assumed: seconds for a small convolutional network, more for a deep transformer.
+    - What is compiled is kept as long as `f` lives, so that a second call is fast; as under
+      `jax.jit`, what `f` reads of global names counts as it was at first.
+    - What a layer loses by itself may cancel further on: the table of sites says where to look, the
+      ratio of the results whether it matters.
+    - Variances may be right for most inputs and far off for some: an LSTM had .89 (.75 to .96) of
+      the true variance on four inputs and .83 (.25 to .97) on ten. The verdict looks at nine in ten
+      of the ratios as well as at their median, and says so where too few inputs were asked for
+      that.
 
     Attributes:
         ratio: The variances of `moments(f)` over those of the reference: median, 5 and 95 % over

@@ -29,34 +29,6 @@ one program. Layers without noise draw it none the less.
 References:
     Borras et al., "Walking Noise: On Layer-Specific Robustness of Neural Architectures against
     Noisy Computations and Associated Characteristic Learning Dynamics", arXiv:2212.10430.
-
-`slots` names computations after which Klein's thesis injects noise. In a network that is a chain
-every one is a slot: the input, dense and convolution layers, normalizations, activations, poolings.
-In a residual network the accounting is that of folded
-hardware: convolutions (those of shortcuts included), poolings and dense layers have slots, but
-normalization belongs to its convolution, an addition to the activation after it, and an activation
-inside a branch has none.
-
-| network | slots |
-|---|---|
-| MLP of three hidden layers | 8, with batch norm 11 |
-| LeNet-5 | 12, with batch norm 16 |
-| VGG-11 | 27 |
-| ResNet-18 | 33: input, 20 convolutions, 9 ReLUs, 2 poolings, dense |
-
-`noisy(f, {site: model for site in slots(f, params, x)})` is the thesis' global noise; for a chain
-it is that of `{"*": model}`.
-
-References:
-    Borras et al., "Walking Noise", arXiv:2212.10430; Wang et al., arXiv:2501.14531.
-
-```python
-from jaxeff import Additive, noisy
-
-f, params, (x, y) = small_classifier(10)
-everywhere = {site: Additive(0.1) for site in slots(f, params, x)}
-noisy(f, everywhere)(jax.random.key(0), params, x)
-```
 """
 
 from collections.abc import Callable, Sequence
@@ -139,6 +111,33 @@ def _per_setting(leaf: Any, settings: int) -> Any:
 def slots(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> list[str]:
     """Lists the sites of a network's noise slots, in order of execution.
 
+    `slots` names computations after which Klein's thesis injects noise. In a network that is a
+    chain every one is a slot: the input, dense and convolution layers, normalizations, activations,
+    poolings. In a residual network the accounting is that of folded hardware: convolutions (those
+    of shortcuts included), poolings and dense layers have slots, but normalization belongs to its
+    convolution, an addition to the activation after it, and an activation inside a branch has none.
+
+    | network | slots |
+    |---|---|
+    | MLP of three hidden layers | 8, with batch norm 11 |
+    | LeNet-5 | 12, with batch norm 16 |
+    | VGG-11 | 27 |
+    | ResNet-18 | 33: input, 20 convolutions, 9 ReLUs, 2 poolings, dense |
+
+    `noisy(f, {site: model for site in slots(f, params, x)})` is the thesis' global noise; for a
+    chain it is that of `{"*": model}`.
+
+    ```python
+    import jax
+    from jaxeff import Additive, noisy
+    from jaxeff.nn import small_classifier
+    from jaxeff.noise import slots
+
+    f, params, (x, y) = small_classifier(10)
+    everywhere = {site: Additive(0.1) for site in slots(f, params, x)}
+    noisy(f, everywhere)(jax.random.key(0), params, x)
+    ```
+
     Args:
         f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
@@ -147,6 +146,9 @@ def slots(f: Callable[..., Any], params: Any, *args: Any, **kwargs: Any) -> list
 
     Returns:
         Names of sites.
+
+    References:
+        Borras et al., "Walking Noise", arXiv:2212.10430; Wang et al., arXiv:2501.14531.
     """
     program = trace(f, params, *args, **kwargs)
     # Asked of the whole network: a loop body without branches follows the accounting around it.

@@ -18,30 +18,6 @@ def loss(params, raw, key):                           # the likelihood's part is
 
 gradients = jax.grad(loss, (0, 1))(params, raw, jax.random.key(0))
 ```
-
-Each pooled activation's part of it is `light_divergence`:
-
-```python
-import jax.numpy as jnp
-
-from jaxeff.photonics import light_divergence
-
-intensity = jnp.array([1.0, 4.0])
-light_divergence(intensity, ChaoticLight(noise=0.2))  # nats: quiet light has its price
-assert light_divergence(intensity, ChaoticLight(noise=1.0)).tolist() == [0.0, 0.0]
-```
-
-Variational inference over activations: the guide of a pooled activation is N(I, sigma) with sigma
-between the hardware's bounds, its prior N(I, sigma_max), the noisiest light of the same intensity.
-The divergence is then bounded too, by that of the quietest light. `ChaoticLight(model="free")` is
-the same guide without bounds.
-
-Sharp edges:
-    The prior's mean is the activation itself: the divergence prices quiet light, not intensity.
-    Levels belong to places within an example: the first axis of a pooled activation is taken for
-    the batch.
-    It knows patterns made after pooling, of the Gaussian model; what correlated wavelength channels
-    have in common (`ChaoticLight.channel`) it counts in each of them.
 """
 
 import functools
@@ -73,6 +49,13 @@ def levels_per_activation(
     level: float = 0.5,
 ) -> dict[str, ChaoticLight]:
     """Returns a spec with one noise level for each pooled activation.
+
+    Sharp edges:
+        The prior's mean is the activation itself: the divergence prices quiet light, not intensity.
+        Levels belong to places within an example: the first axis of a pooled activation is taken
+        for the batch.
+        It knows patterns made after pooling, of the Gaussian model; what correlated wavelength
+        channels have in common (`ChaoticLight.channel`) it counts in each of them.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -142,6 +125,18 @@ def light_divergence(
 ) -> Float[Array, "*shape"]:
     """Computes the KL divergence of the Gaussian model from the noisiest light, in nats.
 
+    Each pooled activation's part of it is `light_divergence`:
+
+    ```python
+    import jax.numpy as jnp
+
+    from jaxeff.photonics import ChaoticLight, light_divergence
+
+    intensity = jnp.array([1.0, 4.0])
+    light_divergence(intensity, ChaoticLight(noise=0.2))  # nats: quiet light has its price
+    assert light_divergence(intensity, ChaoticLight(noise=1.0)).tolist() == [0.0, 0.0]
+    ```
+
     Args:
         intensity: Pooled activations.
         light: The setting.
@@ -159,6 +154,11 @@ def divergence(
     f: Callable[..., Any], spec: Mapping[str, ChaoticLight | None]
 ) -> Callable[..., Any]:
     """Adds to `jaxeff.photonic` the divergence of its noise, for the loss of variational inference.
+
+    Variational inference over activations: the guide of a pooled activation is N(I, sigma) with
+    sigma between the hardware's bounds, its prior N(I, sigma_max), the noisiest light of the same
+    intensity. The divergence is then bounded too, by that of the quietest light.
+    `ChaoticLight(model="free")` is the same guide without bounds.
 
     Args:
         f: A pure function `f(params, *args)`.

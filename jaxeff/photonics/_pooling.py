@@ -1,22 +1,5 @@
 """Probabilistic average pooling with chaotic light: the setting, a training model, a simulation.
 
-`ChaoticLight` says how an intensity is spread over time slots, and the noise that follows from it:
-`jaxeff.photonics.sigma_bounds` has the deviations that light can have, and the setting's `noise` L
-in [0, 1] picks between them.
-
-Both the training model and the simulation take activations through a quantized ReLU and the pooling
-itself. The training model then adds Gaussian noise of a learnable deviation. The simulation spreads
-the pooled intensity over slots, rounds each slot's amplitude stochastically to what the modulator
-can show, draws photon counts from the exact Bose-Einstein distribution, lets the detector saturate,
-adds electronic noise per slot, and sums. Mean and variance of both agree exactly while `levels` and
-`saturation` are None.
-
-`light.pattern` says where pulses are made. "after": of the pooled intensity. "before", as the
-thesis draws it: of each activation, with the noise level of the window that it is in, rounded to
-the amplitude levels, then pooled slot by slot. The crossbar is linear, so an even split is the same
-in both; full slots of different activations end at different places, and their mean is a smoother
-train than the mean's own: the largest noise is smaller.
-
 ```python
 import jax
 import jax.numpy as jnp
@@ -39,39 +22,6 @@ simulated = physical_sample(jax.random.key(3), intensity, light)
 for reading in (trained, simulated):                         # both models have one deviation
     assert abs(reading.std() / noise_sigma(jnp.array(2.0), light) - 1) < 0.05
 ```
-
-`noise_for` is the noise level L that gives an intensity the deviation that is asked for.
-
-```python
-from jaxeff.photonics import noise_for, sigma_bounds
-
-light = ChaoticLight(slots=8, electronic=0.01)
-sigma_bounds(jnp.array(2.0), light)                  # 0.223 and 0.437
-noise_for(0.3, jnp.array(2.0), light)                # 0.360
-```
-
-Sharp edges:
-    "before" takes `slots` times the memory of the activations in the Gaussian model too.
-    Stochastic rounding adds variance the training model doesn't know: up to
-    (1 + 1/M) (cap / (levels - 1))² / 4 per slot.
-    The simulation's gradient is that of its input intensity (straight-through); its noise level
-    gets none. Train with the Gaussian model.
-    Light is positive, but the Gaussian model's output can be negative: the next quantized ReLU cuts
-    it off.
-    The thesis publishes neither the number of slots nor the photon rate or noise floor. `slots`,
-    `cap`, `photons` and `electronic` and the form of the bounds are ours: the smallest noise is an
-    even split over all slots, the largest the fewest full slots, and every slot read adds the same
-    electronic noise.
-    The largest intensity that fits is `slots * cap`. Scale activations to it.
-    `noise` must stay in [0, 1] in training: make it a sigmoid of the trained parameter.
-    With `channel`, noise is no longer independent between the entries of the last axis; only the
-    light's is shared, and only where pulses fall into the same slots. Deviations stay as they are.
-    With `correlation`, slots share modes and average out less: both bounds rise, and an even split
-    isn't quite the quietest one any more (slots at the ends are less alike).
-
-References:
-    Brückerhoff-Plückelmann et al., "Probabilistic photonic computing with chaotic light",
-    Nature Communications 15, 10445 (2024).
 """
 
 from collections.abc import Callable, Sequence
@@ -321,6 +271,43 @@ def _signals(layer: Layer) -> list[int]:
 class ChaoticLight(_light.Carrier):
     """Chaotic light as the carrier of an average pooling layer's activations.
 
+    `ChaoticLight` says how an intensity is spread over time slots, and the noise that follows from
+    it: `jaxeff.photonics.sigma_bounds` has the deviations that light can have, and the setting's
+    `noise` L in [0, 1] picks between them.
+
+    Both the training model and the simulation take activations through a quantized ReLU and the
+    pooling itself. The training model then adds Gaussian noise of a learnable deviation. The
+    simulation spreads the pooled intensity over slots, rounds each slot's amplitude stochastically
+    to what the modulator can show, draws photon counts from the exact Bose-Einstein distribution,
+    lets the detector saturate, adds electronic noise per slot, and sums. Mean and variance of both
+    agree exactly while `levels` and `saturation` are None.
+
+    `light.pattern` says where pulses are made. "after": of the pooled intensity. "before", as the
+    thesis draws it: of each activation, with the noise level of the window that it is in, rounded
+    to the amplitude levels, then pooled slot by slot. The crossbar is linear, so an even split is
+    the same in both; full slots of different activations end at different places, and their mean is
+    a smoother train than the mean's own: the largest noise is smaller.
+
+    Sharp edges:
+        "before" takes `slots` times the memory of the activations in the Gaussian model too.
+        Stochastic rounding adds variance the training model doesn't know: up to
+        (1 + 1/M) (cap / (levels - 1))² / 4 per slot.
+        The simulation's gradient is that of its input intensity (straight-through); its noise level
+        gets none. Train with the Gaussian model.
+        Light is positive, but the Gaussian model's output can be negative: the next quantized ReLU
+        cuts it off.
+        The thesis publishes neither the number of slots nor the photon rate or noise floor.
+        `slots`, `cap`, `photons` and `electronic` and the form of the bounds are ours: the smallest
+        noise is an even split over all slots, the largest the fewest full slots, and every slot
+        read adds the same electronic noise.
+        The largest intensity that fits is `slots * cap`. Scale activations to it.
+        `noise` must stay in [0, 1] in training: make it a sigmoid of the trained parameter.
+        With `channel`, noise is no longer independent between the entries of the last axis; only
+        the light's is shared, and only where pulses fall into the same slots. Deviations stay as
+        they are.
+        With `correlation`, slots share modes and average out less: both bounds rise, and an even
+        split isn't quite the quietest one any more (slots at the ends are less alike).
+
     Attributes:
         noise: L, where the standard deviation lies between its bounds, in [0, 1] (but see "free");
             a scalar, or an array that broadcasts against the pooled activations. Meant to be
@@ -349,6 +336,10 @@ class ChaoticLight(_light.Carrier):
     Raises:
         TypeError: `slots`, `bits` or `levels` isn't an integer.
         ValueError: A number is out of range, or `model` is unknown.
+
+    References:
+        Brückerhoff-Plückelmann et al., "Probabilistic photonic computing with chaotic light",
+        Nature Communications 15, 10445 (2024).
     """
 
     def refuses(self, layer: Layer) -> str:
@@ -396,6 +387,18 @@ def noise_for(
     sigma: Float[Array, "..."] | float, intensity: Float[Array, "*shape"], light: ChaoticLight
 ) -> Float[Array, "*shape"]:
     """Returns the level L of `ChaoticLight.noise` with which an intensity has a standard deviation.
+
+    `noise_for` is the noise level L that gives an intensity the deviation that is asked for.
+
+    ```python
+    import jax.numpy as jnp
+
+    from jaxeff.photonics import ChaoticLight, noise_for, sigma_bounds
+
+    light = ChaoticLight(slots=8, electronic=0.01)
+    sigma_bounds(jnp.array(2.0), light)                  # 0.223 and 0.437
+    noise_for(0.3, jnp.array(2.0), light)                # 0.360
+    ```
 
     Args:
         sigma: Standard deviation in the units of the intensity; broadcasts against it.

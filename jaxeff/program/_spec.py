@@ -6,64 +6,17 @@ most specific pattern that matches a site decides**: `None` there leaves the sit
 of the dictionary doesn't matter: a spec means the same after JAX has sorted its keys, as an
 argument of a jitted function or a sweep's settings.
 
-`fc` matches every use of a shared layer `fc`, `fc#1` its second use only; `relu` is the first
-unnamed ReLU alone, `relu*` all of them. A pattern without a kind selects layers that compute; shape
-operations and control flow are selected by naming their kind, or the site exactly.
-
 ```python
 from jaxeff import Int, trace
 from jaxeff.nn import small_classifier
-from jaxeff.program import matching, resolve
+from jaxeff.program import Target, deciding_patterns, matching, resolve
 
 f, params, (x, y) = small_classifier(10)
 program = trace(f, params, x)
 chosen = resolve({"*:linear": Int(8), "fc*": Int(4), "fc2": None}, program)
 assert {site: setting.bits for site, setting in chosen.items()} == {"conv1": 8, "fc1": 4}
 assert matching(["fc*"], program) == ["fc1", "fc2"]
-```
-
-A transform checks a spec as soon as it gets it, before there is a program:
-
-```python
-from jaxeff.program import check_settings
-
-check_settings({"fc*": Int(4), "fc2": None}, Int, "an Int, such as Int(8)")
-try:
-    check_settings({"fc*": 4}, Int, "an Int, such as Int(8)")
-except TypeError as error:
-    assert str(error) == (
-        "The setting of 'fc*' must be an Int, such as Int(8), or None; not 4."
-    )
-```
-
-A pattern is a glob (`fnmatch`, case-sensitive: `*` any characters, `?` one, `[ab]` one of a set,
-`[!ab]` one outside it), optionally followed by `:kind`. Names may hold colons too: a pattern that
-is a name is that name (`net:linear`, where there is a `net:linear`), and one whose last part is no
-kind has none (`net:*`); `net[:]linear` never names a kind. Of two patterns that match a name, the
-one that comes first in this list decides, and each line settles what the lines before it left open:
-
-1. the name itself over anything else (`fc#1` at the site `fc#1`, also as `fc#1:linear`);
-2. more literal characters over fewer: those outside `*`, `?` and sets (`conv1*` over `conv*`);
-3. no wildcards over some: `fc` is a name of its second use `fc#1` too (`fc` over `fc*` there, but
-   `fc#*`, with one literal more, over `fc`);
-4. a kind over none (`*:linear` over `*`);
-5. more sets over fewer (`fc[12]` over `fc?`);
-6. more question marks over fewer (`fc?` over `fc*`).
-
-Two patterns that are still equal are an error there, also if their settings are the same. So is a
-pattern that decides for no name: one that matches none, or always finds a more specific one.
-
-This one rule serves sites, parameters (`jaxeff.bayes.posteriors`) and the
-kernels that `jaxeff_export.tune` takes.
-
-```python
-from jaxeff.program import Target, deciding_patterns, select
-
-paths = [Target(path) for path in ("conv1/kernel", "conv1/bias", "fc/kernel", "fc/bias")]
-assert deciding_patterns({"*/kernel": 1.0, "fc/*": 2.0, "fc/kernel": 0.1}, paths) == {
-    "conv1/kernel": "*/kernel", "fc/kernel": "fc/kernel", "fc/bias": "fc/*"
-}
-assert select(["*bias", "fc*"], paths) == ["conv1/bias", "fc/kernel", "fc/bias"]
+assert deciding_patterns({"fc*": 1, "fc2": 2}, [Target("fc2")]) == {"fc2": "fc2"}
 ```
 """
 
@@ -101,6 +54,28 @@ class Target(NamedTuple):
 
 class Pattern(NamedTuple):
     """A pattern taken apart.
+
+    `fc` matches every use of a shared layer `fc`, `fc#1` its second use only; `relu` is the first
+    unnamed ReLU alone, `relu*` all of them. A pattern without a kind selects layers that compute;
+    shape operations and control flow are selected by naming their kind, or the site exactly.
+
+    A pattern is a glob (`fnmatch`, case-sensitive: `*` any characters, `?` one, `[ab]` one of a
+    set, `[!ab]` one outside it), optionally followed by `:kind`. Names may hold colons too: a
+    pattern that is a name is that name (`net:linear`, where there is a `net:linear`), and one whose
+    last part is no kind has none (`net:*`); `net[:]linear` never names a kind. Of two patterns that
+    match a name, the one that comes first in this list decides, and each line settles what the
+    lines before it left open:
+
+    1. the name itself over anything else (`fc#1` at the site `fc#1`, also as `fc#1:linear`);
+    2. more literal characters over fewer: those outside `*`, `?` and sets (`conv1*` over `conv*`);
+    3. no wildcards over some: `fc` is a name of its second use `fc#1` too (`fc` over `fc*` there,
+       but `fc#*`, with one literal more, over `fc`);
+    4. a kind over none (`*:linear` over `*`);
+    5. more sets over fewer (`fc[12]` over `fc?`);
+    6. more question marks over fewer (`fc?` over `fc*`).
+
+    Two patterns that are still equal are an error there, also if their settings are the same. So is
+    a pattern that decides for no name: one that matches none, or always finds a more specific one.
 
     Attributes:
         text: Text of the pattern.
@@ -241,6 +216,19 @@ def select(
 ) -> list[str]:
     """Returns the names that any of several patterns matches, in the order of `targets`.
 
+    This one rule serves sites, parameters (`jaxeff.bayes.posteriors`) and the kernels that
+    `jaxeff_export.tune` takes.
+
+    ```python
+    from jaxeff.program import Target, deciding_patterns, select
+
+    paths = [Target(path) for path in ("conv1/kernel", "conv1/bias", "fc/kernel", "fc/bias")]
+    assert deciding_patterns({"*/kernel": 1.0, "fc/*": 2.0, "fc/kernel": 0.1}, paths) == {
+        "conv1/kernel": "*/kernel", "fc/kernel": "fc/kernel", "fc/bias": "fc/*"
+    }
+    assert select(["*bias", "fc*"], paths) == ["conv1/bias", "fc/kernel", "fc/bias"]
+    ```
+
     Args:
         patterns: In any order.
         targets: Names to select from.
@@ -312,6 +300,21 @@ def matching(patterns: Sequence[str], program: Program) -> list[str]:
 
 def check_settings(spec: Any, kind: type, wanted: str) -> None:
     """Checks a spec before there is a program to apply it to.
+
+    A transform checks a spec as soon as it gets it, before there is a program:
+
+    ```python
+    from jaxeff import Int
+    from jaxeff.program import check_settings
+
+    check_settings({"fc*": Int(4), "fc2": None}, Int, "an Int, such as Int(8)")
+    try:
+        check_settings({"fc*": 4}, Int, "an Int, such as Int(8)")
+    except TypeError as error:
+        assert str(error) == (
+            "The setting of 'fc*' must be an Int, such as Int(8), or None; not 4."
+        )
+    ```
 
     Args:
         spec: The spec that was given.

@@ -21,29 +21,6 @@ Channels of all groups compete by their scores, each divided by its group's mean
 weights differ between layers: those below a threshold go, and the threshold is the least that meets
 the budget, found by bisection. The part of the budget that rounding leaves is given back, a block
 of channels at a time, the highest scores first, until no group's next block fits.
-
-The cost of a pruned model is a function of how many channels its groups keep, counted on the axes
-of the program that was read, so that thousands of plans cost no trace: the entries of parameters,
-and the multiply-accumulates that `jaxeff.cost` counts for the smaller model.
-
-```python
-from jaxeff.pruning import axis_size, channels
-from jaxeff.pruning.dependencies import resolve_axis
-
-f, params, (x, y) = small_classifier(4)
-groups = channels(f, params, x)
-conv1 = groups.dimensions[0]                           # its channels
-rows = resolve_axis(groups.leaves["fc1/kernel"][0])    # the pixels of these channels, flattened
-assert axis_size(rows, {}) == params["fc1"]["kernel"].shape[0]
-assert axis_size(rows, {conv1: 1}) == axis_size(rows, {}) // conv1.size
-```
-
-Sharp edges:
-    MACs are those of `jaxeff.cost` for the smaller model and the batch of `prune_plan`; they are
-    counted without tracing it.
-    A measurement is taken at every step of the bisection, about as often as the binary logarithm of
-    the number of channels; nothing is given back. The plan has been measured within the budget
-    itself, whatever the noise of the others.
 """
 
 import math
@@ -127,7 +104,25 @@ def _term(total: int, node: Node, labels: dependencies.Labels) -> Count:
 
 
 def axis_size(axis: dependencies.Axis, counts: Mapping[dependencies.Dimension, Any]) -> Any:
-    """Computes the number of indices of a resolved axis that stay; it may be traced."""
+    """Computes the number of indices of a resolved axis that stay; it may be traced.
+
+    The cost of a pruned model is a function of how many channels its groups keep, counted on the
+    axes of the program that was read, so that thousands of plans cost no trace: the entries of
+    parameters, and the multiply-accumulates that `jaxeff.cost` counts for the smaller model.
+
+    ```python
+    from jaxeff.nn import small_classifier
+    from jaxeff.pruning import axis_size, channels
+    from jaxeff.pruning.dependencies import resolve_axis
+
+    f, params, (x, y) = small_classifier(4)
+    groups = channels(f, params, x)
+    conv1 = groups.dimensions[0]                           # its channels
+    rows = resolve_axis(groups.leaves["fc1/kernel"][0])    # the pixels of these channels, flattened
+    assert axis_size(rows, {}) == params["fc1"]["kernel"].shape[0]
+    assert axis_size(rows, {conv1: 1}) == axis_size(rows, {}) // conv1.size
+    ```
+    """
     if isinstance(axis, dependencies.Dimension):
         return counts.get(axis, axis.size)
     sizes = [axis_size(part, counts) for part in axis.parts]
@@ -137,6 +132,13 @@ def axis_size(axis: dependencies.Axis, counts: Mapping[dependencies.Dimension, A
 @register_setting
 class Budget(Setting):
     """The cost of a pruned model, as a share of the whole model's: one of three.
+
+    Sharp edges:
+        MACs are those of `jaxeff.cost` for the smaller model and the batch of `prune_plan`; they
+        are counted without tracing it.
+        A measurement is taken at every step of the bisection, about as often as the binary
+        logarithm of the number of channels; nothing is given back. The plan has been measured
+        within the budget itself, whatever the noise of the others.
 
     Attributes:
         parameters: Share of its parameters.

@@ -18,12 +18,11 @@ Sharp edges:
     `masked` keeps all shapes and zeroes parameters, so its booleans may be traced. `pruned` has new
     shapes, so its plan has to be known when it is made.
     Where a statistic is taken over channels (`Group.crossed`), the two differ: a smaller model has
-    the mean of what is left, and a `CrossedWarning` says where. `Plan.crossed`, which
-    `Prune(..., crossed=...)` sets, says that this is meant, or keeps such means equal.
-    A number that came from a shape stays what it was, unless it is how many entries a sum has had:
+    the mean of what is left, and a `CrossedWarning` says where. `Plan.crossed`, which `Prune(...,
+    crossed=...)` sets, says that this is meant, or keeps such means equal.
+    A number that came from a shape stays what it was, but for the count of a sum's entries:
     attention's 1/sqrt(d) is that of the old d unless asked (`rescale`).
-    Noise that `f` draws for channels (dropout, a reparametrisation) is drawn at the old shape, so
-    that a key gives the channels left what `masked` gives them; drawing costs what it did.
+    Noise that `f` draws for channels (dropout) is drawn at the old shape: as `masked` has it.
 """
 
 import functools
@@ -139,6 +138,7 @@ def _restated(program: Program, plan: Plan, rescale: bool) -> tuple[Program, Emi
     """Checks that a program can lose what a plan removes, and prepares its smaller equations."""
     all_channels = read_channels(program)
     ids = {group.name: d for group, d in zip(all_channels, all_channels.dimensions, strict=True)}
+    # Names first: a plan of another model may have groups that aren't here.
     for name in plan.keep:
         if name not in ids:
             raise _missing(name)

@@ -18,59 +18,6 @@ score.separability, score.threshold
 thresholds = score.threshold * jnp.array([0.5, 1.0, 2.0])
 accuracy_curve(key, f, params, (x, y), lambda t: {"relu": Binarized(t)}, thresholds, repeats=1)
 ```
-
-`bimodality` finds the threshold that best cuts the values in two and returns Otsu's separability
-(1979): the share of the variance that remains if each value is replaced by the mean of its side.
-That is what the threshold check does to a layer, it needs no mixture model, and it is a sort and a
-few sums, so it can be a score inside a vmapped sweep. 2/pi for a normal distribution, 3/4 for a
-uniform one, and no distribution that falls from a peak at zero, such as a ReLU's output, exceeds
-8/9 (`UNIMODAL`: the limit of a peak with a uniform tail); two narrow peaks reach 1.
-
-Sharp edges:
-    8/9 is a bound that unimodal values can't pass, not a test: wide or very unequal peaks stay
-    below it too.
-    Strong multiplicative noise spreads the upper peak over decades. Judge such values on
-    `scale="log"`, that of their magnitudes. There exact zeros, which a ReLU makes in any network,
-    are a peak of their own at the floor: compare with the same layer of a network trained without
-    noise.
-
-Separability stays moderate as long as peaks are wide; the valley of `peaks` says whether there are
-two of them at all.
-
-```python
->>> import numpy as np
->>> from jaxeff.robustness import peaks
->>> normal = np.random.default_rng(0).normal(size=(2, 500))
->>> peaks(np.concatenate([np.exp(normal[0] - 5), np.exp(normal[1] + 5)]), scale="log").two
-True
->>> peaks(normal).valley  # 0: nothing between the peaks; 1: there is a single peak
-1.0
-
-```
-
-`peaks` draws a density at a bandwidth of its own, and any sample's density has bumps. Silverman's
-test of one peak measures the least bandwidth at which the density has a single one: large if there
-are two. Samples of that very density, the likeliest one with a single peak, are then drawn and
-smoothed as much; how many of them have more than one peak is the p-value.
-
-```python
-from jaxeff.robustness import one_peak_pvalue
-
-normal = np.random.default_rng(0).normal(size=(2, 400))
-one_peak_pvalue(jax.random.key(0), normal[0])                          # .7: one peak will do
-one_peak_pvalue(jax.random.key(0), np.append(normal[0], normal[1] + 4))   # below .01
-```
-
-Sharp edges:
-    The test is cautious: p-values of a single peak pile up above their uniform distribution.
-    It tests one peak against several, and says nothing of where they are: see `peaks`.
-    An end at which many values pile up, as a cut-off makes it, is a peak.
-
-References:
-    Otsu, "A threshold selection method from gray-level histograms", IEEE Trans. SMC 9(1), 1979.
-    Borras et al., arXiv:2212.10430, section on multiplicative noise.
-    Silverman, "Using kernel density estimates to investigate multimodality", Journal of the Royal
-    Statistical Society B 43 (1981).
 """
 
 from typing import Annotated, NamedTuple
@@ -93,6 +40,14 @@ UNIMODAL = 8 / 9
 class Bimodality(NamedTuple):
     """Fit of two values to a layer's values, by Otsu's threshold.
 
+    Sharp edges:
+        8/9 is a bound that unimodal values can't pass, not a test: wide or very unequal peaks stay
+        below it too.
+        Strong multiplicative noise spreads the upper peak over decades. Judge such values on
+        `scale="log"`, that of their magnitudes. There exact zeros, which a ReLU makes in any
+        network, are a peak of their own at the floor: compare with the same layer of a network
+        trained without noise.
+
     Attributes:
         separability: Share of the variance between the two sides, 0 to 1; NaN for values that are
             all the same.
@@ -100,6 +55,12 @@ class Bimodality(NamedTuple):
         low: Mean of the values below it (geometric on a log scale).
         high: Mean of the values above it.
         share: Share of values above.
+
+    References:
+        Otsu, "A threshold selection method from gray-level histograms", IEEE Trans. SMC 9(1), 1979.
+        Borras et al., arXiv:2212.10430, section on multiplicative noise.
+        Silverman, "Using kernel density estimates to investigate multimodality", Journal of the
+        Royal Statistical Society B 43 (1981).
     """
 
     separability: Float[Array, ""]
@@ -123,6 +84,14 @@ def bimodality(
     floor: float = 1e-6,
 ) -> Bimodality:
     """Computes Otsu's separability of a layer's values, at the best threshold.
+
+    `bimodality` finds the threshold that best cuts the values in two and returns Otsu's
+    separability (1979): the share of the variance that remains if each value is replaced by the
+    mean of its side. That is what the threshold check does to a layer, it needs no mixture model,
+    and it is a sort and a few sums, so it can be a score inside a vmapped sweep. 2/pi for a normal
+    distribution, 3/4 for a uniform one, and no distribution that falls from a peak at zero, such as
+    a ReLU's output, exceeds 8/9 (`UNIMODAL`: the limit of a peak with a uniform tail); two narrow
+    peaks reach 1.
 
     Args:
         values: Finite numbers, in any shape.
@@ -235,6 +204,20 @@ class Peaks(NamedTuple):
 def peaks(values: Float[Array | np.ndarray, "..."], *, scale: str = "linear") -> Peaks:
     """Finds the peaks of a kernel density estimate (Scott's bandwidth) and the valley between.
 
+    Separability stays moderate as long as peaks are wide; the valley of `peaks` says whether there
+    are two of them at all.
+
+    ```python
+    >>> import numpy as np
+    >>> from jaxeff.robustness import peaks
+    >>> normal = np.random.default_rng(0).normal(size=(2, 500))
+    >>> peaks(np.concatenate([np.exp(normal[0] - 5), np.exp(normal[1] + 5)]), scale="log").two
+    True
+    >>> peaks(normal).valley  # 0: nothing between the peaks; 1: there is a single peak
+    1.0
+
+    ```
+
     Args:
         values: Finite numbers, in any shape; beyond 20,000 an even selection is used.
         scale: "linear", or "log" for the logarithm of the magnitudes that aren't zero.
@@ -281,6 +264,27 @@ def one_peak_pvalue(
     key: PRNGKeyArray, values: Float[Array | np.ndarray, "..."], *, draws: int = 200
 ) -> float:
     """Tests whether values come from a density with a single peak.
+
+    `peaks` draws a density at a bandwidth of its own, and any sample's density has bumps.
+    Silverman's test of one peak measures the least bandwidth at which the density has a single one:
+    large if there are two. Samples of that very density, the likeliest one with a single peak, are
+    then drawn and smoothed as much; how many of them have more than one peak is the p-value.
+
+    ```python
+    import jax
+    import numpy as np
+
+    from jaxeff.robustness import one_peak_pvalue
+
+    normal = np.random.default_rng(0).normal(size=(2, 400))
+    one_peak_pvalue(jax.random.key(0), normal[0])                          # .7: one peak will do
+    one_peak_pvalue(jax.random.key(0), np.append(normal[0], normal[1] + 4))   # below .01
+    ```
+
+    Sharp edges:
+        The test is cautious: p-values of a single peak pile up above their uniform distribution.
+        It tests one peak against several, and says nothing of where they are: see `peaks`.
+        An end at which many values pile up, as a cut-off makes it, is a peak.
 
     Args:
         key: Random key.

@@ -1,11 +1,5 @@
 """How sensitive layers are to noise, measured or learned, and repetition of the sensitive ones.
 
-`kl_sensitivity` perturbs one layer at a time of a trained network and measures the divergence of
-its predictions from the clean ones, without labels; `learn_budget` spreads a fixed amount of noise
-over layers by gradient, in one training run. They are the two cheap replacements of walking noise
-that Klein's thesis, section 11.3, proposes, the first after the sensitivity analysis of Galen.
-`allocate_repetitions` executes sensitive layers several times.
-
 ```python
 import jax
 import jax.numpy as jnp
@@ -24,67 +18,6 @@ params = fit(
 sensitivity = kl_sensitivity(key, f, params, x, slots(f, params, x), jnp.logspace(-2, 2, 17))
 tolerated_level(sensitivity)        # per site, lowest for the most sensitive one
 ```
-
-```python
-from jaxeff.robustness import learn_budget
-
-f, params, (x, y) = small_classifier()
-budget = learn_budget(
-    jax.random.key(0), f, params, (x, y), slots(f, params, x), 0.5,
-    optimizer=optax.adam(1e-2), epochs=5, batch_size=32,
-)
-budget.levels                        # by site: sensitive layers get less
-```
-
-The noise of a budget is reparameterised, so a level has a gradient like any weight. Conserved is
-the geometric mean of the levels (the sum of their logarithms): with logits z, layer i of n gets
-
-    sigma_i = level * exp(z_i - mean(z)).
-
-```python
-from jaxeff.robustness import spread_levels
-
-levels = spread_levels(0.5, jnp.log(jnp.array([1.0, 2.0, 4.0])))
-assert jnp.allclose(levels, jnp.array([0.25, 0.5, 1.0]))
-```
-
-Where noise is weak, the loss grows by sum_i c_i sigma_i^2. With the geometric mean fixed, its
-minimum is at c_i sigma_i^2 all equal: every layer does the same damage, and sigma_i, being
-proportional to 1 / sqrt(c_i), is a measure of robustness. A fixed sum of variances would instead
-put all of the noise into the one layer that is least sensitive.
-
-Repetition averages n executions of a layer, which divides its noise variance by n. Of a budget of
-executions for the whole network, a layer gets its share in proportion to its sensitivity
-1/midpoint.
-
-```python
->>> from jaxeff.nn import small_classifier
->>> from jaxeff.noise import Additive, Repeated, noisy
->>> from jaxeff.robustness import allocate_repetitions
->>> midpoints = {"conv1": 0.4, "relu": 2.1, "fc1": 1.0}  # noise each layer tolerates alone
->>> times = allocate_repetitions(midpoints, budget=2 * len(midpoints))
->>> times
-{'conv1': 4, 'relu': 1, 'fc1': 1}
->>> f, params, (x, y) = small_classifier()
->>> g = noisy(f, {site: Repeated(Additive(0.2), n) for site, n in times.items()})
-
-```
-
-Sharp edges:
-    `kl_sensitivity` sees the network as it is. Walking noise trains with the noise, and a layer
-    that learns to live with it may rank otherwise. Its divergence has no upper bound: a network
-    that is sure of the wrong class exceeds that of guessing.
-    Levels of a budget are compared in the units of each layer's values.
-    Trained jointly, weights adapt to the noise while it is spread: what is learned is how the
-    network would like to have it, not how fragile the trained network is. Leave `optimizer` out for
-    the latter.
-    Spread along with the weights, too much noise is no measure of anything: a network that can't
-    learn through it leaves it in the first layers, which it gives up, and keeps the last ones
-    clean. The loss should stay near that without noise.
-    The gradient is noisy: average over enough updates, and compare seeds.
-
-References:
-    Borras et al., "Walking Noise", arXiv:2212.10430; Klein's thesis, table 6.1.
 """
 
 import functools
@@ -112,11 +45,20 @@ ONE_BIT = math.log(2)
 class NoiseSensitivity(NamedTuple):
     """Divergence of the predictions under noise at each layer.
 
+    `kl_sensitivity` perturbs one layer at a time of a trained network and measures the divergence
+    of its predictions from the clean ones, without labels; `learn_budget` spreads a fixed amount of
+    noise over layers by gradient, in one training run. They are the two cheap replacements of
+    walking noise that Klein's thesis, section 11.3, proposes, the first after the sensitivity
+    analysis of Galen. `allocate_repetitions` executes sensitive layers several times.
+
     Attributes:
         sites: The layers.
         levels: The noise levels.
         kl: KL(clean || perturbed) in nats, mean over inputs and draws.
         std_error: Standard error over the draws; NaN for a single one.
+
+    References:
+        Borras et al., "Walking Noise", arXiv:2212.10430; Klein's thesis, table 6.1.
     """
 
     sites: tuple[str, ...]
@@ -248,6 +190,19 @@ def _divergences(
 class NoiseBudget(NamedTuple):
     """A learned distribution of a fixed amount of noise over layers.
 
+    Sharp edges:
+        `kl_sensitivity` sees the network as it is. Walking noise trains with the noise, and a layer
+        that learns to live with it may rank otherwise. Its divergence has no upper bound: a network
+        that is sure of the wrong class exceeds that of guessing.
+        Levels of a budget are compared in the units of each layer's values.
+        Trained jointly, weights adapt to the noise while it is spread: what is learned is how the
+        network would like to have it, not how fragile the trained network is. Leave `optimizer` out
+        for the latter.
+        Spread along with the weights, too much noise is no measure of anything: a network that
+        can't learn through it leaves it in the first layers, which it gives up, and keeps the last
+        ones clean. The loss should stay near that without noise.
+        The gradient is noisy: average over enough updates, and compare seeds.
+
     Attributes:
         levels: Noise level by site.
         params: The model's parameters, trained or as they were.
@@ -263,7 +218,28 @@ class NoiseBudget(NamedTuple):
 
 @core.validate(level=core.non_negative, logits=core.real_array(1))
 def spread_levels(level: Any, logits: Float[Array, " sites"]) -> Float[Array, " sites"]:
-    """Computes levels with the geometric mean `level`, in proportion to `exp(logits)`."""
+    """Computes levels with the geometric mean `level`, in proportion to `exp(logits)`.
+
+    The noise of a budget is reparameterised, so a level has a gradient like any weight. Conserved
+    is the geometric mean of the levels (the sum of their logarithms): with logits z, layer i of n
+    gets
+
+        sigma_i = level * exp(z_i - mean(z)).
+
+    ```python
+    import jax.numpy as jnp
+
+    from jaxeff.robustness import spread_levels
+
+    levels = spread_levels(0.5, jnp.log(jnp.array([1.0, 2.0, 4.0])))
+    assert jnp.allclose(levels, jnp.array([0.25, 0.5, 1.0]))
+    ```
+
+    Where noise is weak, the loss grows by sum_i c_i sigma_i^2. With the geometric mean fixed, its
+    minimum is at c_i sigma_i^2 all equal: every layer does the same damage, and sigma_i, being
+    proportional to 1 / sqrt(c_i), is a measure of robustness. A fixed sum of variances would
+    instead put all of the noise into the one layer that is least sensitive.
+    """
     # Centred logits: the product of the levels stays level^n whatever the gradient does.
     return level * jnp.exp(logits - logits.mean())
 
@@ -293,6 +269,22 @@ def learn_budget(
     progress: bool = True,
 ) -> NoiseBudget:
     """Learns which layers get how much of a fixed amount of noise.
+
+    ```python
+    import jax
+    import optax
+
+    from jaxeff.nn import small_classifier
+    from jaxeff.noise import slots
+    from jaxeff.robustness import learn_budget
+
+    f, params, (x, y) = small_classifier()
+    budget = learn_budget(
+        jax.random.key(0), f, params, (x, y), slots(f, params, x), 0.5,
+        optimizer=optax.adam(1e-2), epochs=5, batch_size=32,
+    )
+    budget.levels                        # by site: sensitive layers get less
+    ```
 
     Args:
         key: Random key of the mini-batches and the noise.
@@ -373,6 +365,23 @@ def allocate_repetitions(
     A layer whose midpoint wasn't found gets its share all the same: by the highest level that was
     measured where the accuracy is still above its middle there (that much it tolerates), by the
     lowest where it is already below, and as the median of the other layers where nothing is known.
+
+    Repetition averages n executions of a layer, which divides its noise variance by n. Of a budget
+    of executions for the whole network, a layer gets its share in proportion to its sensitivity
+    1/midpoint.
+
+    ```python
+    >>> from jaxeff.nn import small_classifier
+    >>> from jaxeff.noise import Additive, Repeated, noisy
+    >>> from jaxeff.robustness import allocate_repetitions
+    >>> midpoints = {"conv1": 0.4, "relu": 2.1, "fc1": 1.0}  # noise each layer tolerates alone
+    >>> times = allocate_repetitions(midpoints, budget=2 * len(midpoints))
+    >>> times
+    {'conv1': 4, 'relu': 1, 'fc1': 1}
+    >>> f, params, (x, y) = small_classifier()
+    >>> g = noisy(f, {site: Repeated(Additive(0.2), n) for site, n in times.items()})
+
+    ```
 
     Args:
         midpoints: The noise level at which each layer alone brings the accuracy halfway to

@@ -12,30 +12,6 @@ DDPG(warm_up=10, noise="truncated")              # as released
 DDPG(noise="ou", capacity=10**6)                 # as the text says
 ```
 
-Where the text (Klein's thesis, section 4.2.7) and the released code differ, both can be had:
-exploration by Ornstein-Uhlenbeck noise or by a normal distribution truncated to [0, 1] around the
-action, which is the default, and how many steps are remembered. Unlike the released code, one
-critic value judges all actions of a step, and nothing is expected beyond the last step.
-
-Features are by layer (Klein's thesis, section 4.2; the list is that of the released code): its
-place, multiply-accumulates, bit operations, channels out and in, kernel, stride, parameters; of the
-whole model, the shares of multiply-accumulates and bit operations that the layers before it have by
-the policy so far, and that the layers from it on have as they are; its sensitivities; the last
-layer's actions. With actions of both kinds these are 47 numbers. One that doesn't quantize isn't
-given bits, and one that doesn't prune not of channels that could go.
-
-`Sequential` searches by one method after the other, the first halfway to the target: the comparison
-in Klein's thesis, section 4.3. Half of the episodes search for channels, at the square root of the
-latency that is asked for; the best of them is kept, and the other half searches for bits on top of
-it, or the other way around.
-
-```python
-from jaxeff.search import Sequential
-
-Sequential(first="pruning")
-Sequential(first="quantization", agent=DDPG(warm_up=5))
-```
-
 References:
     Lillicrap et al., "Continuous control with deep reinforcement learning", arXiv 1509.02971.
     Krieger et al., "Galen", arXiv 2212.07818.
@@ -205,6 +181,18 @@ class Agent(NamedTuple):
 @register_setting
 class DDPG(Setting):
     """The agent's numbers; the defaults are those of the released searches.
+
+    Where the text (Klein's thesis, section 4.2.7) and the released code differ, both can be had:
+    exploration by Ornstein-Uhlenbeck noise or by a normal distribution truncated to [0, 1] around
+    the action, which is the default, and how many steps are remembered. Unlike the released code,
+    one critic value judges all actions of a step, and nothing is expected beyond the last step.
+
+    Features are by layer (Klein's thesis, section 4.2; the list is that of the released code): its
+    place, multiply-accumulates, bit operations, channels out and in, kernel, stride, parameters; of
+    the whole model, the shares of multiply-accumulates and bit operations that the layers before it
+    have by the policy so far, and that the layers from it on have as they are; its sensitivities;
+    the last layer's actions. With actions of both kinds these are 47 numbers. One that doesn't
+    quantize isn't given bits, and one that doesn't prune not of channels that could go.
 
     Attributes:
         warm_up: Episodes of uniform random actions.
@@ -427,6 +415,18 @@ class Stage(NamedTuple):
 @register_setting
 class Sequential(Setting):
     """Two searches on one budget of episodes.
+
+    `Sequential` searches by one method after the other, the first halfway to the target: the
+    comparison in Klein's thesis, section 4.3. Half of the episodes search for channels, at the
+    square root of the latency that is asked for; the best of them is kept, and the other half
+    searches for bits on top of it, or the other way around.
+
+    ```python
+    from jaxeff.search import Sequential
+
+    Sequential(first="pruning")
+    Sequential(first="quantization", agent=DDPG(warm_up=5))
+    ```
 
     Attributes:
         first: "pruning" or "quantization".

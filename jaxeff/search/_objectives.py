@@ -15,29 +15,6 @@ worth = Worth(accuracy=1.0, auroc=0.5)
 found = worth({"accuracy": 0.9, "auroc": 0.8, "nll": 0.4})        # 1.3
 OneSided()(found, latency=0.2, target=0.3)                        # 1.3: fast enough
 ```
-
-A latency is a function of a candidate that the caller gives:
-
-```python
-import jax
-
-from jaxeff import cost
-from jaxeff.nn import small_classifier
-from jaxeff.search import Actions, RandomSearch, bit_operations, search
-
-f, params, data = small_classifier(64)
-
-
-def latency(candidate):                                  # any number above zero, such as seconds
-    macs = cost(candidate.small.f, candidate.small.params, data[0][:1]).macs
-    return macs + 1e-3 * bit_operations(candidate)
-
-
-search(
-    jax.random.key(0), f, params, data, agent=RandomSearch(), latency=latency, target=0.5,
-    actions=Actions(round_to=4), episodes=1, steps=0, batch_size=8, sensitivities=False,
-)
-```
 """
 
 from collections.abc import Callable, Mapping
@@ -178,5 +155,29 @@ class LatencyError(RuntimeError):
 
 @core.validate(candidate=core.instance_of(Candidate))
 def bit_operations(candidate: Candidate) -> float:
-    """Computes bit operations of a candidate: a stand-in for a measured time."""
+    """Computes bit operations of a candidate: a stand-in for a measured time.
+
+    A latency is a function of a candidate that the caller gives:
+
+    ```python
+    import jax
+
+    from jaxeff import cost
+    from jaxeff.nn import small_classifier
+    from jaxeff.search import Actions, RandomSearch, bit_operations, search
+
+    f, params, data = small_classifier(64)
+
+
+    def latency(candidate):                              # any number above zero, such as seconds
+        macs = cost(candidate.small.f, candidate.small.params, data[0][:1]).macs
+        return macs + 1e-3 * bit_operations(candidate)
+
+
+    search(
+        jax.random.key(0), f, params, data, agent=RandomSearch(), latency=latency, target=0.5,
+        actions=Actions(round_to=4), episodes=1, steps=0, batch_size=8, sensitivities=False,
+    )
+    ```
+    """
     return float(candidate.space.bops(candidate.policy).sum())

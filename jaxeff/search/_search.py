@@ -14,31 +14,6 @@ print(found)
 g = found.smaller.f                                   # quantized, with new shapes
 logits = g(found.smaller.params, data[0][:2])
 ```
-
-Searches that share their candidates compile and train each of them once:
-
-```python
-from jaxeff.search import Candidates, SearchSpace, UniformSearch, search_among
-
-x, y = data
-candidates = Candidates(
-    f, params, (x[64:], y[64:]), (x[:64], y[:64]), SearchSpace.read(f, params, x[:1]),
-    steps=2, batch_size=32,
-)
-for agent in (RandomSearch(), UniformSearch()):
-    search_among(
-        jax.random.key(0), candidates, agent=agent, latency=bit_operations, target=0.3,
-        actions=Actions(round_to=4), episodes=1,
-    )
-```
-
-Every episode starts from the model that is given. With a `folder` an episode is a line of
-`episodes.jsonl` as soon as it has been measured. A search that is started again reads what was
-measured, learns from it again in the same order, and goes on with the same numbers.
-
-Sharp edges:
-    The latency of a candidate is asked for before it is trained; shapes and bits are all it knows.
-    `bit_operations` is a count and no time: it is there to try a search without a compiler.
 """
 
 import functools
@@ -122,6 +97,27 @@ def search_among(
     progress: bool = True,
 ) -> _candidates.Search:
     """Searches among prepared candidates: several searches share what was compiled.
+
+    Searches that share their candidates compile and train each of them once:
+
+    ```python
+    import jax
+    from jaxeff.nn import small_classifier
+    from jaxeff.search import (
+        Actions, Candidates, RandomSearch, SearchSpace, UniformSearch, bit_operations, search_among
+    )
+
+    f, params, (x, y) = small_classifier()
+    candidates = Candidates(
+        f, params, (x[64:], y[64:]), (x[:64], y[:64]), SearchSpace.read(f, params, x[:1]),
+        steps=2, batch_size=32,
+    )
+    for agent in (RandomSearch(), UniformSearch()):
+        search_among(
+            jax.random.key(0), candidates, agent=agent, latency=bit_operations, target=0.3,
+            actions=Actions(round_to=4), episodes=1,
+        )
+    ```
 
     Args:
         key: Random key of everything.
@@ -244,6 +240,15 @@ def search(
     **options: Unpack[SearchOptions],
 ) -> _candidates.Search:
     """Searches for the policy of the highest reward.
+
+    Every episode starts from the model that is given. With a `folder` an episode is a line of
+    `episodes.jsonl` as soon as it has been measured. A search that is started again reads what was
+    measured, learns from it again in the same order, and goes on with the same numbers.
+
+    Sharp edges:
+        The latency of a candidate is asked for before it is trained; shapes and bits are all it
+        knows.
+        `bit_operations` is a count and no time: it is there to try a search without a compiler.
 
     Args:
         key: Random key of everything.

@@ -19,29 +19,6 @@ try:
 except CheckpointError as error:
     assert "setting 'rate' is 0.1 there and 0.2 here" in str(error)
 ```
-
-`describe_computation` says what a function computes, the same in every process. A run is identified
-by its loss and its optimizer too, and both are functions: a learning rate is a number inside of
-one. Traced on shapes, a function is a list of operations; their names, settings, literals and
-constants are hashed. Python's names, addresses and places in source files are not, so a function
-that is defined again, or elsewhere, has the same hash.
-
-```python
-def decayed(rate):
-    return lambda params: params - rate * params
-
-
-weights = jnp.ones(3)
-known = describe_computation(decayed(0.1), weights)
-assert describe_computation(decayed(0.1), weights) == known     # another object, the same function
-assert describe_computation(decayed(0.2), weights)["numbers"] != known["numbers"]
-```
-
-Sharp edges:
-    Of a host callback (`jax.pure_callback`) only the name is seen.
-    A function that is traced in another order each time, by looping over a set of strings, has
-    another hash each time.
-    Versions of JAX trace differently: functions can't be compared across them.
 """
 
 import enum
@@ -82,6 +59,33 @@ _OF_NO_MATTER = {
 
 def describe_computation(f: Callable[..., Any], *args: Any) -> dict[str, Any]:
     """Describes what a function of arrays computes, in JSON's types.
+
+    `describe_computation` says what a function computes, the same in every process. A run is
+    identified by its loss and its optimizer too, and both are functions: a learning rate is a
+    number inside of one. Traced on shapes, a function is a list of operations; their names,
+    settings, literals and constants are hashed. Python's names, addresses and places in source
+    files are not, so a function that is defined again, or elsewhere, has the same hash.
+
+    ```python
+    import jax.numpy as jnp
+
+    from jaxeff.store import describe_computation
+
+    def decayed(rate):
+        return lambda params: params - rate * params
+
+
+    weights = jnp.ones(3)
+    known = describe_computation(decayed(0.1), weights)
+    assert describe_computation(decayed(0.1), weights) == known  # another object, the same function
+    assert describe_computation(decayed(0.2), weights)["numbers"] != known["numbers"]
+    ```
+
+    Sharp edges:
+        Of a host callback (`jax.pure_callback`) only the name is seen.
+        A function that is traced in another order each time, by looping over a set of strings, has
+        another hash each time.
+        Versions of JAX trace differently: functions can't be compared across them.
 
     Args:
       f: A function that JAX can trace.

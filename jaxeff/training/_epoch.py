@@ -26,41 +26,6 @@ keys, levels = jax.random.split(jax.random.key(0), 3), jnp.array([0.1, 0.2, 0.4]
 final, metrics = jax.jit(jax.vmap(train))(keys, levels)
 ```
 
-`count_examples` tells how many examples data of any structure hold:
-
-```python
-from jaxeff.training import count_examples
-
-assert count_examples(data) == 256                       # of images and of labels
-try:
-    count_examples((data[0], data[1][:-1]))
-except ValueError as error:
-    assert "255" in str(error)
-```
-
-`converge_batch_stats` gives running statistics at their limit, without the steps that lead there. A
-network that was changed, by pruning or by bits, has running statistics of another one. Training on
-moves them a little with every step; a few steps leave them behind, and its accuracy is that of
-wrong statistics. Estimating them anew is what tells candidates apart (Li et al., EagleEye, arXiv
-2007.02491).
-
-A running mean moves as s' = m s + (1 - m) b for the batch's statistic b. Its fixed point is b,
-which two evaluations tell: of zeros, (1 - m) b, and of ones, m + (1 - m) b.
-
-```python
-from jaxeff.training import converge_batch_stats
-
-def train(params, state, x):                             # a batch norm's mean, with momentum
-    mean = 0.9 * state["mean"] + 0.1 * x.mean(0)
-    return x - x.mean(0), {"mean": mean, "steps": state["steps"] + 1}
-
-
-x = jnp.array([[1.0, 4.0], [3.0, 6.0]])
-state = {"mean": jnp.zeros(2), "steps": jnp.array(7)}
-found = converge_batch_stats(train, {}, state, x)        # instead of hundreds of steps
-assert jnp.allclose(found["mean"], x.mean(0)) and found["steps"] == 7
-```
-
 Sharp edges:
     The data lie on the device as a whole and batches are gathered inside the scan; the last ``n mod
     batch_size`` examples of an epoch's permutation are left out of that epoch. Of data in parts on
@@ -318,6 +283,20 @@ def accepted(optimizer: optax.GradientTransformation, **extra: Any) -> dict[str,
 def count_examples(data: Any) -> int:
     """Counts the examples, the common length of the data's first axes.
 
+    `count_examples` tells how many examples data of any structure hold:
+
+    ```python
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import count_examples
+
+    f, params, data = small_classifier()
+    assert count_examples(data) == 256                       # of images and of labels
+    try:
+        count_examples((data[0], data[1][:-1]))
+    except ValueError as error:
+        assert "255" in str(error)
+    ```
+
     Raises:
       ValueError: There are no arrays, their first axes differ, or they hold no examples.
     """
@@ -338,6 +317,31 @@ def converge_batch_stats(
     train: Callable[..., Any], params: Any, state: Any, x: Any, *, key: Any = None
 ) -> Any:
     """Computes the limit of the state under training on one batch with fixed parameters.
+
+    `converge_batch_stats` gives running statistics at their limit, without the steps that lead
+    there. A network that was changed, by pruning or by bits, has running statistics of another one.
+    Training on moves them a little with every step; a few steps leave them behind, and its accuracy
+    is that of wrong statistics. Estimating them anew is what tells candidates apart (Li et al.,
+    EagleEye, arXiv 2007.02491).
+
+    A running mean moves as s' = m s + (1 - m) b for the batch's statistic b. Its fixed point is b,
+    which two evaluations tell: of zeros, (1 - m) b, and of ones, m + (1 - m) b.
+
+    ```python
+    import jax.numpy as jnp
+
+    from jaxeff.training import converge_batch_stats
+
+    def train(params, state, x):                             # a batch norm's mean, with momentum
+        mean = 0.9 * state["mean"] + 0.1 * x.mean(0)
+        return x - x.mean(0), {"mean": mean, "steps": state["steps"] + 1}
+
+
+    x = jnp.array([[1.0, 4.0], [3.0, 6.0]])
+    state = {"mean": jnp.zeros(2), "steps": jnp.array(7)}
+    found = converge_batch_stats(train, {}, state, x)        # instead of hundreds of steps
+    assert jnp.allclose(found["mean"], x.mean(0)) and found["steps"] == 7
+    ```
 
     Args:
         train: The network in training form, `train(params, state, x) -> (logits, state)`; its

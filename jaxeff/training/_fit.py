@@ -14,41 +14,6 @@ result = fit(
 )
 logits = f(result.params, x)
 ```
-
-Each epoch is one compiled scan (`make_epoch`). Around it `run_epochs`, the host's side of training,
-shows progress, keeps checkpoints, resumes and stops on NaN, for epochs of any form:
-
-```python
-import jax.numpy as jnp
-
-from jaxeff.training import init, make_epoch, run_epochs
-
-f, params, (x, y) = small_classifier(64)
-optimizer = optax.adam(1e-2)
-epoch = make_epoch(cross_entropy(f), optimizer, batch_size=32)
-run = {
-    "start": init(params, optimizer), "data": (x, y), "checkpoint": "loop.safetensors",
-    "eval_fn": lambda state: {"largest": jnp.abs(f(state.params, x)).max()},
-}
-state, history = run_epochs(jax.random.key(0), epoch, epochs=1, **run)
-state, history = run_epochs(jax.random.key(0), epoch, epochs=3, **run)      # goes on from there
-assert [row["epoch"] for row in history] == [0, 1, 2] and state.step == 6
-```
-
-Sharp edges:
-    Epoch ``i`` always gets ``fold_in(key, i)``, so a run that was killed and resumed equals the
-    uninterrupted one bit for bit (on the same machine and versions).
-    A checkpoint knows the key, the data, the start, what an epoch computes (a learning rate too)
-    and the caller's ``settings``, and is refused where one of them differs. What a host callback
-    computes can't be seen: it belongs in ``settings``.
-    A second call with data of the same shapes compiles nothing where the loss is the same function,
-    or one of this library of the same ``f``. An optimizer of optax may be made anew; a ``lambda``
-    or ``noisy(f, spec)`` that is made anew is another function (`jaxeff.core.kept_program`).
-    Programs that different versions of JAX trace can't be compared: after an update of JAX a
-    checkpoint is refused, and ``resume="force"`` goes on from it.
-    Data that are cut along their examples over several devices, of one process or of several, are
-    trained on by all of them together: each computes its share of every batch (`jaxeff.core`).
-    Batches are others then than those of the same data in one part. One process writes.
 """
 
 import os
@@ -143,6 +108,29 @@ def run_epochs(
     on_nan: Literal["raise", "keep"] = "raise",
 ) -> tuple[TrainState, History]:
     """Runs ``epoch`` repeatedly, each time as one compiled call.
+
+    Each epoch is one compiled scan (`make_epoch`). Around it `run_epochs`, the host's side of
+    training, shows progress, keeps checkpoints, resumes and stops on NaN, for epochs of any form:
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import cross_entropy, init, make_epoch, run_epochs
+
+    f, params, (x, y) = small_classifier(64)
+    optimizer = optax.adam(1e-2)
+    epoch = make_epoch(cross_entropy(f), optimizer, batch_size=32)
+    run = {
+        "start": init(params, optimizer), "data": (x, y), "checkpoint": "loop.safetensors",
+        "eval_fn": lambda state: {"largest": jnp.abs(f(state.params, x)).max()},
+    }
+    state, history = run_epochs(jax.random.key(0), epoch, epochs=1, **run)
+    state, history = run_epochs(jax.random.key(0), epoch, epochs=3, **run)      # goes on from there
+    assert [row["epoch"] for row in history] == [0, 1, 2] and state.step == 6
+    ```
 
     Args:
       key: Random key of the run, or an array of them, one per replicate.
@@ -449,6 +437,23 @@ def fit(
     **run: Unpack[RunOptions],
 ) -> FitResult:
     """Minimizes a loss over mini-batches.
+
+    Sharp edges:
+        Epoch ``i`` always gets ``fold_in(key, i)``, so a run that was killed and resumed equals the
+        uninterrupted one bit for bit (on the same machine and versions).
+        A checkpoint knows the key, the data, the start, what an epoch computes (a learning rate
+        too) and the caller's ``settings``, and is refused where one of them differs. What a host
+        callback computes can't be seen: it belongs in ``settings``.
+        A second call with data of the same shapes compiles nothing where the loss is the same
+        function, or one of this library of the same ``f``. An optimizer of optax may be made anew;
+        a ``lambda`` or ``noisy(f, spec)`` that is made anew is another function
+        (`jaxeff.core.kept_program`).
+        Programs that different versions of JAX trace can't be compared: after an update of JAX a
+        checkpoint is refused, and ``resume="force"`` goes on from it.
+        Data that are cut along their examples over several devices, of one process or of several,
+        are trained on by all of them together: each computes its share of every batch
+        (`jaxeff.core`).
+        Batches are others then than those of the same data in one part. One process writes.
 
     Args:
       key: Random key; the run is a function of it and of the other arguments.

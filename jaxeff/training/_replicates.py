@@ -1,10 +1,5 @@
 """Replicates of a training, vmapped over settings and seeds, and what identifies a training.
 
-A setting rides in the place of the model's state, so that one compiled epoch serves every chunk of
-a sweep. Everything leads with the axes of seeds and settings; random keys belong to seeds, so all
-settings of a seed see the same numbers, and what is random is computed once for all of them. Start,
-epochs and score have keys of their own: `replicate_keys`.
-
 ```python
 import jax
 import jax.numpy as jnp
@@ -24,22 +19,6 @@ epoch = epoch_function(
 )
 carry, metrics = jax.jit(epoch)(start(keys, levels), keys, data)
 assert metrics["loss"].shape == (2, 3)                                 # [seeds, settings]
-```
-
-`describe_training` identifies a training by its start, loss and optimizer, beside its data:
-
-```python
-from jaxeff.store import run_identity
-from jaxeff.training import describe_training, init
-
-def identity(rate):                                      # goes into a checkpoint of your own loop
-    key, optimizer = jax.random.key(0), optax.sgd(rate)
-    start, loss = init(params, optimizer), cross_entropy(f)
-    return run_identity(key, data, {}, describe_training(key, loss, optimizer, start, data, 32))
-
-
-assert identity(0.1) == identity(0.1)
-assert identity(0.1)["optimizer"] != identity(0.2)["optimizer"]
 ```
 """
 
@@ -117,6 +96,11 @@ def epoch_function(
 ) -> Epoch:
     """Makes ``epoch(carry, keys, data) -> (carry, metrics)`` of so many seeds and settings.
 
+    A setting rides in the place of the model's state, so that one compiled epoch serves every chunk
+    of a sweep. Everything leads with the axes of seeds and settings; random keys belong to seeds,
+    so all settings of a seed see the same numbers, and what is random is computed once for all of
+    them. Start, epochs and score have keys of their own: `replicate_keys`.
+
     Args:
         loss_at: The training loss of a setting.
         optimizer: Any optax optimizer.
@@ -183,6 +167,28 @@ def describe_training(
     batch_size: int,
 ) -> dict[str, Any]:
     """Describes a training for `jaxeff.store.run_identity`; nothing of it is run.
+
+    `describe_training` identifies a training by its start, loss and optimizer, beside its data:
+
+    ```python
+    import jax
+    import optax
+
+    from jaxeff.nn import small_classifier
+    from jaxeff.store import run_identity
+    from jaxeff.training import cross_entropy, describe_training, init
+
+    f, params, data = small_classifier(64)
+
+    def identity(rate):                                  # goes into a checkpoint of your own loop
+        key, optimizer = jax.random.key(0), optax.sgd(rate)
+        start, loss = init(params, optimizer), cross_entropy(f)
+        return run_identity(key, data, {}, describe_training(key, loss, optimizer, start, data, 32))
+
+
+    assert identity(0.1) == identity(0.1)
+    assert identity(0.1)["optimizer"] != identity(0.2)["optimizer"]
+    ```
 
     Args:
       key: Random key, of which only the kind matters.

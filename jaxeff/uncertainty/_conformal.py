@@ -11,52 +11,6 @@ calibration = conformalize(f(params, x[:128]), y[:128], LAC(), coverage=0.9)
 sets = jax.jit(conformal(f, calibration))(params, x[128:])     # [batch, classes], True inside
 covered(calibration, sets, y[128:]).mean()                     # about 0.9
 ```
-
-Where inputs drift, and the truth becomes known later now and then, one number follows:
-
-```python
-from jaxeff.uncertainty import APS, online_conformal
-
-step = jax.jit(online_conformal(f, conformalize(f(params, x[:128]), y[:128], APS()), rate=0.05))
-threshold = calibration.threshold
-for one, label in zip(x[128:140, None], y[128:140, None]):
-    inside, threshold = step(params, one, label, threshold)    # label -1: not known
-```
-
-If held-out examples and those to come are exchangeable, a region holds the truth with a probability
-of at least what was asked, whatever the model and the data. The number is an average over inputs,
-and over draws of the held-out examples: for one draw of n, the coverage is a random number of the
-distribution ``Beta(k, n + 1 - k)`` with ``k = ceil((n + 1) coverage)``, if scores have no ties.
-
-What is asked of all inputs may be asked of each class (`Mondrian`), and of any loss (`CRC`, `RCPS`,
-`LTT`): they are methods of other methods.
-
-A method is a score of how badly a target fits a prediction. Any function will do: the guarantee
-holds for all of them, and a better one gives smaller sets. Those of intervals of a regression
-(absolute and normalized residuals, quantiles) take outputs and targets ``[batch]``, or ``[batch,
-1]`` with one target each: the guarantee is for one number at a time. Those of sets of classes (LAC,
-APS, RAPS) take logits ``[batch, classes]``, or the Gaussian ones of `jaxeff.moments`. For several
-members or samples give the logarithm of the mean prediction, ``predictive_log_probs(logits)``: its
-softmax is the prediction itself.
-
-Sharp edges:
-    Held-out means: neither trained on nor used to choose anything.
-    With fewer than ``coverage / (1 - coverage)`` examples (of a group) every target is inside.
-    ``k`` is rounded with a millionth to spare, so that 0.9 of 10 is 9 in float32.
-    Online coverage is an average over time, of what came to be known; a network that is often wrong
-    has large sets then, or small ones that are wrong in runs. It says nothing about one input.
-    A set may be empty, where no class fits well enough. ``allow_empty=False`` adds the most
-    probable class; coverage is then higher than asked, never lower.
-    Sets depend on the order of scores alone, and in float32 the papers' scores tie where a network
-    is sure: probabilities round to 1, and so do sums of them. So thresholds are on scales of the
-    same order that tell such classes apart: see the methods.
-
-References:
-    Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005. Angelopoulos and Bates,
-    "A Gentle Introduction to Conformal Prediction", arXiv 2107.07511; groups are its section 4.1.
-    Gibbs and Candes, "Adaptive Conformal Inference Under Distribution Shift", NeurIPS 2021, and
-    Angelopoulos, Candes, Tibshirani, "Conformal PID Control for Time Series Prediction", NeurIPS
-    2023, arXiv 2307.16895, section 2.1, for online thresholds.
 """
 
 from collections.abc import Callable
@@ -76,6 +30,17 @@ class ConformalMethod(core.Setting):
     """A nonconformity score and the region where it is small enough.
 
     `threshold_axes` is how many axes a threshold has: none, or one for what `Mondrian` has one of.
+
+    What is asked of all inputs may be asked of each class (`Mondrian`), and of any loss (`CRC`,
+    `RCPS`, `LTT`): they are methods of other methods.
+
+    A method is a score of how badly a target fits a prediction. Any function will do: the guarantee
+    holds for all of them, and a better one gives smaller sets. Those of intervals of a regression
+    (absolute and normalized residuals, quantiles) take outputs and targets ``[batch]``, or
+    ``[batch, 1]`` with one target each: the guarantee is for one number at a time. Those of sets of
+    classes (LAC, APS, RAPS) take logits ``[batch, classes]``, or the Gaussian ones of
+    `jaxeff.moments`. For several members or samples give the logarithm of the mean prediction,
+    ``predictive_log_probs(logits)``: its softmax is the prediction itself.
     """
 
     threshold_axes = 0
@@ -228,6 +193,14 @@ class ConformalCalibration:
     Attributes:
         threshold: The largest score that is inside: one number, or one for each group or class.
         method: The score.
+
+    References:
+        Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005. Angelopoulos and
+        Bates, "A Gentle Introduction to Conformal Prediction", arXiv 2107.07511; groups are its
+        section 4.1.
+        Gibbs and Candes, "Adaptive Conformal Inference Under Distribution Shift", NeurIPS 2021, and
+        Angelopoulos, Candes, Tibshirani, "Conformal PID Control for Time Series Prediction",
+        NeurIPS 2023, arXiv 2307.16895, section 2.1, for online thresholds.
     """
 
     threshold: Float[Array, "..."]
@@ -252,6 +225,12 @@ def conformalize(
     group_count: int | None = None,
 ) -> ConformalCalibration:
     """Finds the threshold on the score of held-out examples; jits and vmaps.
+
+    If held-out examples and those to come are exchangeable, a region holds the truth with a
+    probability of at least what was asked, whatever the model and the data. The number is an
+    average over inputs, and over draws of the held-out examples: for one draw of n, the coverage is
+    a random number of the distribution ``Beta(k, n + 1 - k)`` with ``k = ceil((n + 1) coverage)``,
+    if scores have no ties.
 
     Args:
         outputs: What the function returned for them, an array or a `jaxeff.Gaussian`.
@@ -307,6 +286,19 @@ def conformal(
 ) -> Callable[..., Any]:
     """Makes a function return regions that hold the truth as often as was asked.
 
+    Sharp edges:
+        Held-out means: neither trained on nor used to choose anything.
+        With fewer than ``coverage / (1 - coverage)`` examples (of a group) every target is inside.
+        ``k`` is rounded with a millionth to spare, so that 0.9 of 10 is 9 in float32.
+        Online coverage is an average over time, of what came to be known; a network that is often
+        wrong has large sets then, or small ones that are wrong in runs. It says nothing about one
+        input.
+        A set may be empty, where no class fits well enough. ``allow_empty=False`` adds the most
+        probable class; coverage is then higher than asked, never lower.
+        Sets depend on the order of scores alone, and in float32 the papers' scores tie where a
+        network is sure: probabilities round to 1, and so do sums of them. So thresholds are on
+        scales of the same order that tell such classes apart: see the methods.
+
     Args:
         f: A pure function such as ``f(params, x)`` or ``jaxeff.moments(f)``.
         calibration: What `conformalize` found on held-out examples.
@@ -356,6 +348,21 @@ def online_conformal(
     `rate` times the rest where it was inside. For scores between `low` and `high` (-1 and 0 of
     `APS`) the share outside differs from what was asked by at most ``(high - low + rate) / (rate
     n)`` after n examples whose truth came to be known, in any order and of any distribution.
+
+    Where inputs drift, and the truth becomes known later now and then, one number follows:
+
+    ```python
+    import jax
+    from jaxeff.nn import small_classifier
+    from jaxeff.uncertainty import APS, conformalize, online_conformal
+
+    f, params, (x, y) = small_classifier()
+    calibration = conformalize(f(params, x[:128]), y[:128], APS())
+    step = jax.jit(online_conformal(f, calibration, rate=0.05))
+    threshold = calibration.threshold
+    for one, label in zip(x[128:140, None], y[128:140, None]):
+        inside, threshold = step(params, one, label, threshold)    # label -1: not known
+    ```
 
     Args:
         f: ``f(params, x)``, such as ``jaxeff.moments(f)``.

@@ -257,6 +257,7 @@ def _product_with_covariance(logits: Any, there: Array) -> Callable[[Array], Arr
     if is_gaussian(logits):
         var = jnp.where(there, logits.var, 0)
         return lambda weights: var * weights
+    # Rows and columns of masked classes are zero, so that they add nothing.
     both = there[..., :, None] & there[..., None, :]
     cov = jnp.where(both, logits.cov, 0)
     return lambda weights: jnp.einsum("...ij,...j->...i", cov, weights)

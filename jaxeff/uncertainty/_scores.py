@@ -5,45 +5,22 @@ mean: ``probs.mean(0)``, or ``predictive_log_probs(logits)`` in log space. They 
 TypeError what is no floating-point probabilities or integer labels, and by a ValueError rows that
 don't sum to one, as of logits, or a label out of range.
 
-Sharp edge: under `jit` values are not known, so what is checked there is shapes and dtypes: logits
-in the place of probabilities are refused only where they are concrete.
-
 ```python
 import jax.numpy as jnp
 
-from jaxeff.uncertainty import accuracy, brier, nll, nll_from_log
+from jaxeff.uncertainty import (
+    accuracy, adaptive_ece, brier, classwise_ece, ece, nll, nll_from_log, reliability
+)
 
 probs, labels = jnp.array([[0.8, 0.2], [0.4, 0.6]]), jnp.array([0, 0])
 assert accuracy(probs, labels) == 0.5
 assert jnp.allclose(nll(probs, labels), -(jnp.log(0.8) + jnp.log(0.4)) / 2)
 assert jnp.allclose(nll_from_log(jnp.log(probs), labels), nll(probs, labels))
 assert jnp.allclose(brier(probs, labels), (0.08 + 0.72) / 2)
-```
-
-The expected calibration error says how far stated confidence and accuracy lie apart (Guo et al.
-2017, arXiv 1706.04599). Sharp edge: the estimate depends on the number of bins and is biased
-upwards on small test sets (a perfectly calibrated model scores above zero).
-
-```python
-from jaxeff.uncertainty import adaptive_ece, classwise_ece, ece, reliability
 
 probs, labels = jnp.array([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]]), jnp.array([0, 1, 1])
 ece(probs, labels, bins=5), adaptive_ece(probs, labels, bins=3), classwise_ece(probs, labels)
 reliability(probs, labels, bins=5).accuracy          # NaN in empty bins
-```
-
-```python
-probs, labels = jnp.tile(jnp.array([0.75, 0.25]), (4, 1)), jnp.array([0, 0, 0, 1])
-assert ece(probs, labels) < 1e-6                        # 75 % sure, and right as often
-```
-
-Outputs for more inputs than fit in memory at once come in batches:
-
-```python
-from jaxeff.uncertainty import in_batches
-
-images = jnp.ones((1200, 8))
-assert in_batches(lambda x: x.sum(1), images, batch_size=500).shape == (1200,)   # three calls
 ```
 """
 
@@ -84,7 +61,11 @@ def accuracy(
 
 
 def check_prediction(where: str, probs: Any, labels: Any) -> None:
-    """Checks class probabilities and the labels of their rows."""
+    """Checks class probabilities and the labels of their rows.
+
+    Sharp edge: under `jit` values are not known, so what is checked there is shapes and dtypes:
+    logits in the place of probabilities are refused only where they are concrete.
+    """
     core.check_probs(f"{where}: probs", probs)
     core.check_labels(f"{where}: labels", labels, probs.shape[-1], probs.shape[:-1])
 
@@ -167,6 +148,19 @@ def ece(
     probs: Float[Array, "batch classes"], labels: Int[Array, " batch"], bins: int = 15
 ) -> Float[Array, ""]:
     """Computes the expected calibration error of the most probable class, over bins of equal width.
+
+    The expected calibration error says how far stated confidence and accuracy lie apart (Guo et al.
+    2017, arXiv 1706.04599). Sharp edge: the estimate depends on the number of bins and is biased
+    upwards on small test sets (a perfectly calibrated model scores above zero).
+
+    ```python
+    import jax.numpy as jnp
+
+    from jaxeff.uncertainty import ece
+
+    probs, labels = jnp.tile(jnp.array([0.75, 0.25]), (4, 1)), jnp.array([0, 0, 0, 1])
+    assert ece(probs, labels) < 1e-6                        # 75 % sure, and right as often
+    ```
 
     Args:
         probs: Class probabilities of the prediction (of samples: their mean).
@@ -293,6 +287,17 @@ def in_batches(
     f: Callable[[Any], Any], inputs: Any, batch_size: int = 500, *, axis: int = 0
 ) -> Any:
     """Applies a function to inputs a batch at a time.
+
+    Outputs for more inputs than fit in memory at once come in batches:
+
+    ```python
+    import jax.numpy as jnp
+
+    from jaxeff.uncertainty import in_batches
+
+    images = jnp.ones((1200, 8))
+    assert in_batches(lambda x: x.sum(1), images, batch_size=500).shape == (1200,)   # three calls
+    ```
 
     Args:
         f: A function of a batch of inputs; a last batch that isn't full is passed as it is.

@@ -4,20 +4,8 @@
 the StableHLO module itself forgets: the names of the arguments (pytree paths), and the structure of
 the result.
 
-Saved, an artifact is one zip file: ``model.stablehlo`` (the portable MLIR bytecode, for any
-StableHLO consumer), ``model.jax`` (what JAX's calling convention adds to it, for ``artifact.call``)
-and ``artifact.json`` (names, shapes, dtypes, versions, checksums).
-
-Documents carry a checksum of themselves, which catches transmission errors and accidents. An
-attacker can compute it as well, so the size of everything read is bounded: zeros deflate to a
-thousandth of their size in memory.
-
 A function with state takes it as arguments and returns it anew, after everything else, in a tuple:
 ``step(params, token, cache) -> (logits, cache)``.
-
-Sharp edges: all shapes are static but for one batch. Arguments the function does not use are kept,
-so that the module's arguments are the function's. Arrays that `f` closes over become constants of
-the module: pass what should stay exchangeable as an argument.
 
 ```python
 from jaxeff.nn import small_classifier
@@ -80,7 +68,12 @@ def digest(data: bytes) -> str:
 
 
 def add_checksum(document: dict[str, Any]) -> bytes:
-    """Writes a JSON document with a checksum of itself under ``sha256``."""
+    """Writes a JSON document with a checksum of itself under ``sha256``.
+
+    Documents carry a checksum of themselves, which catches transmission errors and accidents. An
+    attacker can compute it as well, so the size of everything read is bounded: zeros deflate to a
+    thousandth of their size in memory.
+    """
     body = {key: value for key, value in document.items() if key != "sha256"}
     # The checksum is of the canonical form: indentation and order of the file don't matter.
     body["sha256"] = digest(_canonical(body))
@@ -230,6 +223,10 @@ class ArtifactError(ValueError):
 @dataclass(frozen=True)
 class Artifact:
     """A function lowered to StableHLO, for fixed shapes or for any batch.
+
+    Saved, an artifact is one zip file: ``model.stablehlo`` (the portable MLIR bytecode, for any
+    StableHLO consumer), ``model.jax`` (what JAX's calling convention adds to it, for
+    ``artifact.call``) and ``artifact.json`` (names, shapes, dtypes, versions, checksums).
 
     Attributes:
       stablehlo: the module as a StableHLO portable artifact (MLIR bytecode, versioned).
@@ -390,6 +387,10 @@ def export(
     parameters: int = 1,
 ) -> Artifact:
     """Lowers ``f(*args)`` to StableHLO.
+
+    Sharp edges: all shapes are static but for one batch. Arguments the function does not use are
+    kept, so that the module's arguments are the function's. Arrays that `f` closes over become
+    constants of the module: pass what should stay exchangeable as an argument.
 
     Args:
       f: a pure function of arrays and pytrees of arrays, jitted or not.

@@ -1,9 +1,5 @@
 """Deployment of a function with its trained parameters as a bundle, in one call.
 
-export (JAX to StableHLO), import (StableHLO to Relax), compute what depends on the parameters
-alone, compile the rest (Relax to machine code), link, and record what JAX itself computes, so that
-every board can be checked against it.
-
 ```python
 from jaxeff.nn import small_classifier
 from jaxeff_export import deploy
@@ -23,15 +19,9 @@ from jaxeff_export import Artifact, deploy_artifact, export
 
 export(f, (params, x)).save("net.zip")
 artifact = Artifact.load("net.zip")
-rng = np.random.default_rng(0)
-arrays = {spec.name: rng.normal(size=spec.shape).astype(np.float32) for spec in artifact.inputs}
+arrays = {spec.name: np.ones(spec.shape, np.float32) for spec in artifact.inputs}
 bundle = deploy_artifact(artifact, arrays)
 ```
-
-No library function that a kernel could call takes four-bit numbers, and memory has none. So
-parameters of four bits come as int8, and the function makes int4 of them, which the importer reads
-as numbers of eight bits of the same value. Written, bytes of which half is one of two values
-compress to about four bits each.
 """
 
 from __future__ import annotations
@@ -81,6 +71,11 @@ def with_bytes(
     """Returns a function whose four-bit parameters are bytes, and its arguments.
 
     The first `parameters` of the arguments are parameters.
+
+    No library function that a kernel could call takes four-bit numbers, and memory has none. So
+    parameters of four bits come as int8, and the function makes int4 of them, which the importer
+    reads as numbers of eight bits of the same value. Written, bytes of which half is one of two
+    values compress to about four bits each.
     """
     leaves, structure = jax.tree.flatten(tuple(args[:parameters]))
     # What is no array is refused later, by its name.
@@ -138,6 +133,10 @@ def deploy(
     check: bool = True,
 ) -> Bundle:
     """Compiles ``f(params, *inputs)`` into a bundle.
+
+    export (JAX to StableHLO), import (StableHLO to Relax), compute what depends on the parameters
+    alone, compile the rest (Relax to machine code), link, and record what JAX itself computes, so
+    that every board can be checked against it.
 
     Args:
       f: a pure function whose first argument is the parameters, e.g. ``jaxeff.moments(f)``:

@@ -336,6 +336,7 @@ def varied_features(words: Words, copies: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     is_quiet = [name in ("_silence_", "_background_noise_") for name in words.names]
     quiet = audio[np.array(is_quiet)[labels]]
+    # Recordings as they are come first: the last layer's posterior is fitted to these alone.
     more = [features(varied(rng, audio, quiet)) for _ in range(copies - 1)]
     return np.concatenate([features(audio), *more])
 

@@ -17,28 +17,6 @@ cycles = modelled_latency(x[:1], target="cortex-a72")
 if shutil.which("llvm-mca"):                             # Debian's package llvm
     assert cycles(Candidate(space.uncompressed, space, candidates.smaller)) > 0
 ```
-
-With `nodes` they are kept by layer, as in `table_latency`: a few dozen candidates are compiled
-whatever a search tries, and the others are sums.
-
-```python
-cycles = modelled_latency(x[:1], target="cortex-a72", nodes=(4, 8))
-```
-
-`channel_multiple(target)` is the number of channels that a processor's kernels divide by.
-
-```python
-from jaxeff_export import channel_multiple
-
-from jaxeff.pruning import Prune
-
-spec = {"*:linear": Prune(0.5, round_to=channel_multiple("cortex-m7"))}
-assert channel_multiple("cortex-a72") == 4
-```
-
-What a layer keeps are the results of its kernel and the inputs of the next one: results lie side by
-side in a vector, inputs are multiplied a group at a time. Channels that fill neither cost what full
-ones do.
 """
 
 import math
@@ -121,7 +99,15 @@ def modelled_latency(
 
 
 class ModelledTable(TableLatency):
-    """Modelled cycles that are looked up; made by `modelled_latency` with nodes."""
+    """Modelled cycles that are looked up; made by `modelled_latency` with nodes.
+
+    With `nodes` they are kept by layer, as in `table_latency`: a few dozen candidates are compiled
+    whatever a search tries, and the others are sums.
+
+    ```python
+    cycles = modelled_latency(x[:1], target="cortex-a72", nodes=(4, 8))
+    ```
+    """
 
     _steps = False  # loops that are modelled have no remainders: cycles grow with channels
 
@@ -154,6 +140,21 @@ def _layer_cycles(bundle: Bundle, candidate: Candidate, policy: Policy) -> list[
 
 def channel_multiple(target: str | Mapping[str, Any]) -> int:
     """Computes the multiple of channels that fills a processor's vectors, of codes and of floats.
+
+    `channel_multiple(target)` is the number of channels that a processor's kernels divide by.
+
+    ```python
+    from jaxeff_export import channel_multiple
+
+    from jaxeff.pruning import Prune
+
+    spec = {"*:linear": Prune(0.5, round_to=channel_multiple("cortex-m7"))}
+    assert channel_multiple("cortex-a72") == 4
+    ```
+
+    What a layer keeps are the results of its kernel and the inputs of the next one: results lie
+    side by side in a vector, inputs are multiplied a group at a time. Channels that fill neither
+    cost what full ones do.
 
     Args:
         target: A name (`target_names`) or a TVM target's attributes.

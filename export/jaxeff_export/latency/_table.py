@@ -20,26 +20,6 @@ candidate that holds it is compiled and timed, and every layer's share of the ti
 cell. With `nodes` only channels at these nodes have cells, so that a table is full after a few
 dozen measurements whatever a search tries. `prepare` fills it for many candidates at once, with far
 fewer measurements than one after the other.
-
-Sharp edges:
-    A cell holds a share of the time of the whole, launches too, so that sums are times end to end.
-    Where layers in float read layers of bits, or two of other widths read the same, every number
-    that is written for it costs the same time (a conversion), measured once on the whole model with
-    every second layer in float.
-    Sums are predictions: `search(..., refinement=Refinement(measured_latency(x[:1])))` measures
-    what it returns.
-    Cores are slower at times: every measurement is taken in turns with the whole model's, and
-    counted relative to it.
-
-Between nodes: kernels make whole vectors of
-channels, so the channels that a layer makes are rounded up to the next node; those that it reads
-are interpolated between two nodes. Widths that are counted by planes are interpolated between one
-bit each and the most of either: planes of activations are packed in every call, those of weights
-once.
-
-Layers in float are measured among layers in float, layers of bits among layers of bits. If a layer
-of bits is read by one in float, or by two of different widths, its result is written in a wider
-form or a second time: a conversion, whose time is proportional to the result's size.
 """
 
 from __future__ import annotations
@@ -98,6 +78,15 @@ class Share(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Cells:
     """The cells of a space's policies on a target.
+
+    Between nodes: kernels make whole vectors of channels, so the channels that a layer makes are
+    rounded up to the next node; those that it reads are interpolated between two nodes. Widths that
+    are counted by planes are interpolated between one bit each and the most of either: planes of
+    activations are packed in every call, those of weights once.
+
+    Layers in float are measured among layers in float, layers of bits among layers of bits. If a
+    layer of bits is read by one in float, or by two of different widths, its result is written in a
+    wider form or a second time: a conversion, whose time is proportional to the result's size.
 
     Attributes:
         space: Search space of the policies.
@@ -331,6 +320,17 @@ def worth_of_planes(target: str | Mapping[str, Any]) -> int:
 
 class TableLatency:
     """A latency that is looked up; made by `table_latency`.
+
+    Sharp edges:
+        A cell holds a share of the time of the whole, launches too, so that sums are times end to
+        end.
+        Where layers in float read layers of bits, or two of other widths read the same, every
+        number that is written for it costs the same time (a conversion), measured once on the whole
+        model with every second layer in float.
+        Sums are predictions: `search(..., refinement=Refinement(measured_latency(x[:1])))` measures
+        what it returns.
+        Cores are slower at times: every measurement is taken in turns with the whole model's, and
+        counted relative to it.
 
     Attributes:
         fills: Measurements that this object made.

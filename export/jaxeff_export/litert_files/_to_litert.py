@@ -14,26 +14,6 @@ run = Interpreter(str(file.path)).get_signature_runner()
 logits = run(**{file.inputs[0]: np.asarray(x)})[file.outputs[0]]
 assert np.allclose(logits, f(params, x), atol=1e-5)
 ```
-
-Sharp edges:
-
-- `to_litert(integer(f, spec), (codes, x), path, batches=[x, ...])` writes int8 products, as Edge
-  TPUs and Ethos-U read them (`_int8.py`); inputs and results next to them are int8, too, on grids
-  that the interpreter tells. LiteRT rounds a shortcut's two sides to int8 before it adds them, and
-  multiplies by other means: on the tests' networks a result's code differs from `integer`'s by one
-  at most, by two after three shortcuts. What `integer` computes in float (GELU, softmax) stays so.
-- Otherwise products are computed in float. What depends on parameters alone is computed here.
-  Matrices on uniform grids of at most 8 bits, as of a quantized function, are written as int8 with
-  a step for each channel (constants of StableHLO's quantized types and `uniform_dequantize`, which
-  the converter keeps), which LiteRT widens; those by group stay float32.
-- The converter writes no loops, and scatters that LiteRT's interpreter refuses: scans of up to 128
-  steps are written step by step, and rows that are added at indices (sums of segments) as a matrix
-  product.
-- Conversions, extremes, arguments and exponentials of NaN are written out as JAX has them, by a
-  test and a selection each. Pooled windows aren't: LiteRT's largest entry of a window, and its
-  mean, are those of the other entries.
-- A file is read back by LiteRT's interpreter before it is there, where that is installed.
-- Weights pass through text, which is slow from some tens of megabytes on.
 """
 
 import os
@@ -340,6 +320,28 @@ def _typed(integers: onnx_files.StoredWeight) -> tuple[np.ndarray, str]:
 
 class LitertFile(NamedTuple):
     """What `to_litert` wrote.
+
+    Sharp edges:
+
+    - `to_litert(integer(f, spec), (codes, x), path, batches=[x, ...])` writes int8 products, as
+      Edge TPUs and Ethos-U read them (`_int8.py`); inputs and results next to them are int8, too,
+      on grids that the interpreter tells. LiteRT rounds a shortcut's two sides to int8 before it
+      adds them, and multiplies by other means: on the tests' networks a result's code differs from
+      `integer`'s by one at most, by two after three shortcuts. What `integer` computes in float
+      (GELU, softmax) stays so.
+    - Otherwise products are computed in float. What depends on parameters alone is computed here.
+      Matrices on uniform grids of at most 8 bits, as of a quantized function, are written as int8
+      with a step for each channel (constants of StableHLO's quantized types and
+      `uniform_dequantize`, which the converter keeps), which LiteRT widens; those by group stay
+      float32.
+    - The converter writes no loops, and scatters that LiteRT's interpreter refuses: scans of up to
+      128 steps are written step by step, and rows that are added at indices (sums of segments) as a
+      matrix product.
+    - Conversions, extremes, arguments and exponentials of NaN are written out as JAX has them, by a
+      test and a selection each. Pooled windows aren't: LiteRT's largest entry of a window, and its
+      mean, are those of the other entries.
+    - A file is read back by LiteRT's interpreter before it is there, where that is installed.
+    - Weights pass through text, which is slow from some tens of megabytes on.
 
     Attributes:
         path: The file, whose one signature is called `serving_default`.

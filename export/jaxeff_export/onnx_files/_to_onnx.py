@@ -14,33 +14,6 @@ session = onnxruntime.InferenceSession(file.path)
 (logits,) = session.run(file.outputs, {file.inputs[0]: np.asarray(x)})
 assert np.allclose(logits, f(params, x), atol=1e-5)
 ```
-
-Sharp edges:
-
-- Operators of `jaxeff_export` (composites) are written as the plain operations they stand for.
-- What depends on parameters alone is computed here. Weights on uniform grids of at most 8 bits are
-  written as integers with `DequantizeLinear` (of 4 bits, and by group, in opset 21), unless their
-  steps differ along several axes otherwise; activations of a known range pass `QuantizeLinear`.
-- ONNX Runtime rounds activations that don't to 8 bits by itself where their weights are integers.
-  The session option `session.qdq_matmulnbits_accuracy_level` at "1" has it compute what is written.
-- What ONNX leaves open is written out as JAX has it: conversions beyond an integer's range, powers
-  of integers that wrap, and extremes, windows and arguments of NaN (a pooled window costs half as
-  much again; the maximum of a softmax nothing).
-- A `scan` is written once for each of its steps, up to 128; longer ones and while loops are `Loop`,
-  branches `If`. Weights and activations inside these stay in float.
-- Random numbers are refused by name, as ONNX has no generator that gives JAX's: draw them outside
-  and hand them in. Keys that are constants are drawn from here, once, as JAX does in every call.
-- What ONNX Runtime has no kernel for in a dtype (most of bfloat16 and of small integers) is
-  computed in a wider one and converted back; without one (a convolution in float64) it is refused.
-- ONNX Runtime adds up and multiplies int64 along an axis by way of doubles: exact up to 2^53.
-- A file is read back before it is there: by the checker of `onnx`, and by ONNX Runtime where that
-  is installed.
-
-What ONNX Runtime has kernels for is a table below, of its versions 1.22 to 1.32 (its
-`docs/OperatorKernels.md`); a test holds it against the version that is installed. A wider dtype
-holds all numbers of the narrow one, or counts modulo a power of two as it does. A graph inside a
-node reads what is outside by name, so that only what an iteration changes is handed to the next;
-constants stay in the file's own list, wherever they are read.
 """
 
 import os
@@ -290,7 +263,14 @@ _INDEXED: dict[Any, Callable[[int], range]] = {
 
 
 def require_runnable(model: Any) -> None:
-    """Reads a file back: by the format's checker, and by ONNX Runtime where that is installed."""
+    """Reads a file back: by the format's checker, and by ONNX Runtime where that is installed.
+
+    What ONNX Runtime has kernels for is a table below, of its versions 1.22 to 1.32 (its
+    `docs/OperatorKernels.md`); a test holds it against the version that is installed. A wider dtype
+    holds all numbers of the narrow one, or counts modulo a power of two as it does. A graph inside
+    a node reads what is outside by name, so that only what an iteration changes is handed to the
+    next; constants stay in the file's own list, wherever they are read.
+    """
     import onnx  # optional
 
     try:
@@ -355,6 +335,32 @@ def to_onnx(
     f: Callable[..., Any], args: Sequence[Any], path: str | os.PathLike[str], *, parameters: int = 1
 ) -> OnnxFile:
     """Writes a function as an ONNX file of standard operators (opset 18, or 21).
+
+    Sharp edges:
+
+    - Operators of `jaxeff_export` (composites) are written as the plain operations they stand for.
+    - What depends on parameters alone is computed here. Weights on uniform grids of at most 8 bits
+      are written as integers with `DequantizeLinear` (of 4 bits, and by group, in opset 21), unless
+      their steps differ along several axes otherwise; activations of a known range pass
+      `QuantizeLinear`.
+    - ONNX Runtime rounds activations that don't to 8 bits by itself where their weights are
+      integers.
+      The session option `session.qdq_matmulnbits_accuracy_level` at "1" has it compute what is
+      written.
+    - What ONNX leaves open is written out as JAX has it: conversions beyond an integer's range,
+      powers of integers that wrap, and extremes, windows and arguments of NaN (a pooled window
+      costs half as much again; the maximum of a softmax nothing).
+    - A `scan` is written once for each of its steps, up to 128; longer ones and while loops are
+      `Loop`, branches `If`. Weights and activations inside these stay in float.
+    - Random numbers are refused by name, as ONNX has no generator that gives JAX's: draw them
+      outside and hand them in. Keys that are constants are drawn from here, once, as JAX does in
+      every call.
+    - What ONNX Runtime has no kernel for in a dtype (most of bfloat16 and of small integers) is
+      computed in a wider one and converted back; without one (a convolution in float64) it is
+      refused.
+    - ONNX Runtime adds up and multiplies int64 along an axis by way of doubles: exact up to 2^53.
+    - A file is read back before it is there: by the checker of `onnx`, and by ONNX Runtime where
+      that is installed.
 
     Args:
         f: Pure function; transforms such as `moments(f)` are functions too.

@@ -10,12 +10,6 @@ towards weights that drown its inputs in noise. ``n`` is what the function's pro
 takes one row as it is, so its entries have variance 1 whatever the vocabulary; one that is also the
 last layer's kernel gets that layer's ``sqrt(2 / n)``.
 
-A rule of None makes a parameter a point estimate: it is not random, and has no prior (partial
-Bayes).
-
-A mapping's patterns are globs over parameter paths, of which the most specific one decides, in any
-order (`jaxeff.program`).
-
 ```python
 from jaxeff.bayes import prior_scales
 from jaxeff.nn import small_classifier
@@ -25,27 +19,6 @@ scales = prior_scales({"fc2/*": 0.1, "*/bias": None}, params, f, x)
 assert scales["fc2/kernel"] == 0.1 and scales["fc1/bias"] is None
 assert scales["conv1/kernel"] == (2 / 25) ** 0.5         # of a window of 5 x 5 pixels
 ```
-
-Sharp edge: `prior_scales` without the function knows shapes alone, and takes arrays for laid out
-and named as Flax does: ``[in, out]``, ``[height, width, in, out]``, ``embedding``.
-
-A likelihood leads from a network's outputs to the distribution of the targets. A heteroscedastic
-Gaussian reads an *aleatoric head*: the network predicts its own noise level (Kendall and Gal 2017,
-arXiv 1703.04977; Klein's thesis, section 7.4.1).
-
-The joint density of parameters and data is what every sampler moves on:
-
-```python
-from jaxeff.bayes.posteriors import log_joint, random_part
-
-f, params, data = small_classifier()
-scales = prior_scales("fan_in", params)
-log_density = log_joint(f, params, scales, "categorical")
-log_density(random_part(params, scales), data)
-```
-
-Only the parameters with a prior are arguments; the others (prior None) keep the values given:
-partial Bayes.
 """
 
 import dataclasses
@@ -80,6 +53,15 @@ def prior_scales(
     prior: Prior, params: Any, f: Callable[..., Any] | None = None, *args: Any
 ) -> dict[str, float | None]:
     """Finds the prior standard deviation of every parameter array.
+
+    A rule of None makes a parameter a point estimate: it is not random, and has no prior (partial
+    Bayes).
+
+    A mapping's patterns are globs over parameter paths, of which the most specific one decides, in
+    any order (`jaxeff.program`).
+
+    Sharp edge: `prior_scales` without the function knows shapes alone, and takes arrays for laid
+    out and named as Flax does: ``[in, out]``, ``[height, width, in, out]``, ``embedding``.
 
     Args:
         prior: ``"fan_in"``, one standard deviation for all, or a mapping from patterns over
@@ -292,6 +274,10 @@ def likelihood_name(likelihood: Likelihood) -> str:
 
 def heteroscedastic(outputs: Float[Array, "*batch two_k"]) -> dist.Normal:
     """Makes Gaussian targets whose variance the network predicts.
+
+    A likelihood leads from a network's outputs to the distribution of the targets. A
+    heteroscedastic Gaussian reads an *aleatoric head*: the network predicts its own noise level
+    (Kendall and Gal 2017, arXiv 1703.04977; Klein's thesis, section 7.4.1).
 
     Args:
         outputs: The first half of the last axis is the mean, the second half the logarithm of the
@@ -507,6 +493,22 @@ def log_joint(
     f: Callable[..., Any], params: Any, scales: Scales, likelihood: Likelihood
 ) -> Callable[..., Float[Array, ""]]:
     """Makes the joint density of parameters and targets given the inputs.
+
+    The joint density of parameters and data is what every sampler moves on:
+
+    ```python
+    from jaxeff.bayes import prior_scales
+    from jaxeff.bayes.posteriors import log_joint, random_part
+    from jaxeff.nn import small_classifier
+
+    f, params, data = small_classifier()
+    scales = prior_scales("fan_in", params)
+    log_density = log_joint(f, params, scales, "categorical")
+    log_density(random_part(params, scales), data)
+    ```
+
+    Only the parameters with a prior are arguments; the others (prior None) keep the values given:
+    partial Bayes.
 
     Args:
         f: ``f(params, *inputs) -> outputs``.

@@ -7,10 +7,6 @@ A posterior is one of
 - `Draws`, what a sampler leaves behind;
 - anything else that is a `Posterior`, such as the guides of `jaxeff.bayes.svi`.
 
-All three take `sample`, `jaxeff.bayes.predict` and `to_gaussians`. What the outputs of the function
-mean (its likelihood) travels with `Draws`, guides and every result of an inference; a pytree of
-`Gaussian` is one of parameters and knows nothing of outputs, so what needs it then has to be told.
-
 ```python
 import jax
 
@@ -26,32 +22,6 @@ many = sample(jax.random.key(0), posterior, 5)          # a leading axis of five
 assert many["fc1"]["bias"].shape == (5, *one["fc1"]["bias"].shape)
 assert to_gaussians(posterior)["fc1"]["bias"].var.shape == one["fc1"]["bias"].shape
 ```
-
-`MixturePosterior` has several posteriors of one network, each with the same weight. That is what an
-ensemble of variational posteriors is: modes far apart, each with a width of its own. Plain
-parameters may stand for a posterior without width, so that a deep ensemble is one, too.
-
-```python
-from jaxeff.bayes import MixturePosterior, predict
-
-f, params, (x, y) = small_classifier()
-around = lambda p: jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), p)
-other = jax.tree.map(lambda w: -w, params)
-posterior = MixturePosterior((around(params), around(other)))
-logits = predict(jax.random.key(0), f, posterior, x, samples=10)    # five of each member
-```
-
-`jaxeff.ensembles.mixture_moments` has its predictions without samples.
-
-`predict` draws weights from a posterior and runs the function with each.
-
-Sharp edges: a mixture has no `to_gaussians`. The mean of two networks' weights is no network that
-anybody trained, and their variance says how far apart two modes are: averaging is refused. Memory
-of `predict` is that of ``chunk`` runs of the function on all inputs (LeNet-5: 24 MB for 1,000
-images, however many samples). A convolution with another kernel for each sample is also slow on a
-CPU and takes more memory than that, so for large batches one sample at a time (the default) is
-best; for a handful of inputs raise ``chunk``. Inputs that don't fit may be split: the same key and
-number of samples draw the same weights for each part.
 """
 
 import math
@@ -72,7 +42,13 @@ from jaxeff.moment_propagation import Calibrated, Gaussian, is_gaussian
 
 @runtime_checkable
 class Posterior(Protocol):
-    """A distribution over pytrees of parameters."""
+    """A distribution over pytrees of parameters.
+
+    All three take `sample`, `jaxeff.bayes.predict` and `to_gaussians`. What the outputs of the
+    function mean (its likelihood) travels with `Draws`, guides and every result of an inference; a
+    pytree of `Gaussian` is one of parameters and knows nothing of outputs, so what needs it then
+    has to be told.
+    """
 
     def draws(self, key: PRNGKeyArray, n: int) -> tuple[Any, Callable[[Any], Any]]:
         """Prepares ``n`` draws.
@@ -309,6 +285,26 @@ def _checked(posterior: Any) -> Any:
 class MixturePosterior:
     """A mixture of posteriors over the parameters of one function.
 
+    `MixturePosterior` has several posteriors of one network, each with the same weight. That is
+    what an ensemble of variational posteriors is: modes far apart, each with a width of its own.
+    Plain parameters may stand for a posterior without width, so that a deep ensemble is one, too.
+
+    ```python
+    import jax
+
+    from jaxeff import Gaussian
+    from jaxeff.bayes import MixturePosterior, predict
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    around = lambda p: jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), p)
+    other = jax.tree.map(lambda w: -w, params)
+    posterior = MixturePosterior((around(params), around(other)))
+    logits = predict(jax.random.key(0), f, posterior, x, samples=10)    # five of each member
+    ```
+
+    `jaxeff.ensembles.mixture_moments` has its predictions without samples.
+
     Attributes:
         members: Posteriors of one kind: pytrees with `Gaussian` leaves or plain parameters, or any
             `Posterior`, such as a guide's.
@@ -395,6 +391,16 @@ def predict(
     """Computes outputs of ``f`` under weights drawn from a posterior.
 
     Compiled once for each ``f``, shape and number of samples.
+
+    `predict` draws weights from a posterior and runs the function with each.
+
+    Sharp edges: a mixture has no `to_gaussians`. The mean of two networks' weights is no network
+    that anybody trained, and their variance says how far apart two modes are: averaging is refused.
+    Memory of `predict` is that of ``chunk`` runs of the function on all inputs (LeNet-5: 24 MB for
+    1,000 images, however many samples). A convolution with another kernel for each sample is also
+    slow on a CPU and takes more memory than that, so for large batches one sample at a time (the
+    default) is best; for a handful of inputs raise ``chunk``. Inputs that don't fit may be split:
+    the same key and number of samples draw the same weights for each part.
 
     Args:
         key: Random key.

@@ -4,7 +4,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxeff.bayes import HMC, MCLMC, NUTS, SGHMC, SGLD, mcmc, predict
+from jaxeff.bayes import NUTS, mcmc, predict
 
 def f(params, x):                                          # a line; mean and log-variance
     return jnp.stack([params["slope"] * x + params["offset"], jnp.full_like(x, -2.0)], -1)
@@ -15,36 +15,6 @@ y = 2 * x + 0.3 * jax.random.normal(key, (20,))
 result = mcmc(key, f, params, (x, y), NUTS(), likelihood="gaussian", chains=4)
 outputs = predict(key, f, result.posterior, x)             # [chains * samples, 20, 2]
 result.predictions.max_rhat, result.converged
-```
-
-All chains run in one compiled program, spread over the devices there are, of all processes
-(`jaxeff.core`). The program is compiled once for each `f`, likelihood, kernel and set of
-shapes: for other data, another prior, or another value of an input it is used again. So pass the
-same function object, and what tells models apart as an input: with ``f(params, x, index)`` and
-``shared=(index,)`` one program samples every model that ``jax.lax.switch(index, ...)`` holds.
-
-Sharp edges:
-
-- `NUTS`, `HMC` and `MCLMC` use all data in each step.
-- Chains that run together wait for the longest trajectory among them.
-- On a CPU, spread chains over the cores by giving JAX as many devices, before it starts:
-  ``XLA_FLAGS=--xla_force_host_platform_device_count=2``.
-- A result is bit for bit the same again, also after an interruption, on the same devices; on others
-  it differs in rounding, which a chain amplifies.
-
-The sampler is an object, whose settings are those of a step. Samplers on mini-batches have a step
-size that you choose:
-
-```python
-x = jnp.linspace(-1, 1, 40)
-y = 2 * x + 0.3 * jax.random.normal(key, (40,))
-run = {"likelihood": "gaussian", "chains": 2, "warmup": 500, "samples": 500}
-for kernel in (
-    HMC(steps=5), MCLMC(steps=5), SGLD(step_size=2e-3, batch_size=20),
-    SGHMC(step_size=1e-2, batch_size=20, friction=10.0),
-):
-    result = mcmc(key, f, params, (x, y), kernel, **run)
-    assert abs(result.posterior.random["slope"].mean() - 1.89) < 0.05
 ```
 
 An algorithm of BlackJAX's that isn't among them is one as it is (`MarkovKernel`).
@@ -112,6 +82,46 @@ def mcmc(
     progress: bool | None = None,
 ) -> MCMCResult:
     """Samples the posterior over the parameters of ``f``.
+
+    All chains run in one compiled program, spread over the devices there are, of all processes
+    (`jaxeff.core`). The program is compiled once for each `f`, likelihood, kernel and set of
+    shapes: for other data, another prior, or another value of an input it is used again. So pass
+    the same function object, and what tells models apart as an input: with ``f(params, x, index)``
+    and ``shared=(index,)`` one program samples every model that ``jax.lax.switch(index, ...)``
+    holds.
+
+    Sharp edges:
+
+    - `NUTS`, `HMC` and `MCLMC` use all data in each step.
+    - Chains that run together wait for the longest trajectory among them.
+    - On a CPU, spread chains over the cores by giving JAX as many devices, before it starts:
+      ``XLA_FLAGS=--xla_force_host_platform_device_count=2``.
+    - A result is bit for bit the same again, also after an interruption, on the same devices; on
+      others it differs in rounding, which a chain amplifies.
+
+    The sampler is an object, whose settings are those of a step. Samplers on mini-batches have a
+    step size that you choose:
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+
+    from jaxeff.bayes import HMC, MCLMC, SGHMC, SGLD, mcmc
+
+    def f(params, x):                                          # a line; mean and log-variance
+        return jnp.stack([params["slope"] * x + params["offset"], jnp.full_like(x, -2.0)], -1)
+
+    key, params = jax.random.key(0), {"slope": jnp.ones(()), "offset": jnp.zeros(())}
+    x = jnp.linspace(-1, 1, 40)
+    y = 2 * x + 0.3 * jax.random.normal(key, (40,))
+    run = {"likelihood": "gaussian", "chains": 2, "warmup": 500, "samples": 500}
+    for kernel in (
+        HMC(steps=5), MCLMC(steps=5), SGLD(step_size=2e-3, batch_size=20),
+        SGHMC(step_size=1e-2, batch_size=20, friction=10.0),
+    ):
+        result = mcmc(key, f, params, (x, y), kernel, **run)
+        assert abs(result.posterior.random["slope"].mean() - 1.89) < 0.05
+    ```
 
     Args:
         key: Random key; the run is a function of it and of the other arguments.

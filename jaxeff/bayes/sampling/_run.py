@@ -164,6 +164,7 @@ def resumed(store: ChainStore | None, start: warmup.Chains, resume: Resume) -> P
     Raises:
         CheckpointError: The store holds another run.
     """
+    # What lies there may be longer than what is asked for now: the draws are cut in the end.
     if store is not None and not resume:
         store.clear()
     elif store is not None and (kept := store.load(start, force=resume == "force")) is not None:

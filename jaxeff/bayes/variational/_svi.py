@@ -8,20 +8,6 @@ with one draw of the weights per step, the KL in closed form unless the guide is
 weight A annealed from 0 to a quarter over the run (Klein's thesis, section 7.3.2 and eq. (8.7)).
 Training is `jaxeff.training`'s: each epoch one compiled scan, with checkpoints.
 
-Sharp edges:
-
-- Large initial variances end in a network that knows nothing; hence 1e-4. Then most of a short run
-  is spent growing them: the raw scales start near -9 and Adam moves them by about its learning
-  rate per step. For runs of a few epochs start at 1e-2 or so: LeNet-5 on MNIST, trained for two
-  epochs and then by SVI for six (``init_scale=1e-2``, Adam at 3e-3 with cosine decay), reached
-  99.1 % and an AUROC of 0.98 against Fashion-MNIST by mutual information of 30 samples.
-- A final KL weight below 1 is a cold posterior: variances come out smaller than Bayes' rule would
-  have them.
-- A second call with data of the same shapes and as many epochs compiles nothing where ``f``, and a
-  likelihood or schedule that is a function, are the same objects; a guide or an optimizer may be
-  made anew.
-- Batch statistics can't be sampled; give a function that treats them as constants.
-
 ```python
 import jax
 
@@ -35,10 +21,6 @@ assert result.posterior["fc1"]["kernel"].var.shape == params["fc1"]["kernel"].sh
 
 What all variational methods share is `train`: the objective per example is a loss of the outputs
 under drawn parameters plus a weighted Kullback-Leibler divergence from the prior.
-
-A run may collapse to the prior (`CollapseWarning`). A posterior that is about the prior again
-predicts every example alike (Klein's thesis, section 7.3.2): the objective is then at a local
-optimum, which more training doesn't leave.
 """
 
 import warnings
@@ -219,6 +201,7 @@ class VariationalProblem:
 
     def posterior(self, state: TrainState) -> Any:
         """Returns the posterior of a state of the training."""
+        # The guide's numbers are what is trained, in the place of parameters.
         return self.guide.posterior(state.params, self.scales)
 
     def result(self, last: TrainState, history: list[dict[str, Any]]) -> SVIResult:
@@ -333,7 +316,12 @@ standard deviation half of the prior's gives."""
 
 
 class CollapseWarning(UserWarning):
-    """A posterior that is about the prior, with predictions that ignore the inputs."""
+    """A posterior that is about the prior, with predictions that ignore the inputs.
+
+    A run may collapse to the prior (`CollapseWarning`). A posterior that is about the prior again
+    predicts every example alike (Klein's thesis, section 7.3.2): the objective is then at a local
+    optimum, which more training doesn't leave.
+    """
 
 
 def guess_nll(likelihood: posteriors.Likelihood, targets: Any) -> float | None:
@@ -410,6 +398,21 @@ def svi(
     **run: Unpack[RunOptions],
 ) -> SVIResult:
     """Fits a variational posterior over the parameters of ``f``.
+
+    Sharp edges:
+
+    - Large initial variances end in a network that knows nothing; hence 1e-4. Then most of a short
+      run is spent growing them: the raw scales start near -9 and Adam moves them by about its
+      learning rate per step. For runs of a few epochs start at 1e-2 or so: LeNet-5 on MNIST,
+      trained for two epochs and then by SVI for six (``init_scale=1e-2``, Adam at 3e-3 with cosine
+      decay), reached 99.1 % and an AUROC of 0.98 against Fashion-MNIST by mutual information of 30
+      samples.
+    - A final KL weight below 1 is a cold posterior: variances come out smaller than Bayes' rule
+      would have them.
+    - A second call with data of the same shapes and as many epochs compiles nothing where ``f``,
+      and a likelihood or schedule that is a function, are the same objects; a guide or an optimizer
+      may be made anew.
+    - Batch statistics can't be sampled; give a function that treats them as constants.
 
     Args:
         key: Random key; the run is a function of it and of the other arguments.

@@ -4,43 +4,6 @@ An activation's code u stands for `(u - zero) * step`, 0 <= u < 2^bits: the grid
 `jaxeff.compression.grid` with its codes shifted to start at 0. A weight's code stands for
 `code * step`, at most 127 either way, so that two products with 8-bit codes fit 16 bits.
 
-A function lowered for export holds products as composites `jaxeff.q_dense` and `jaxeff.q_conv2d`,
-whose decomposition is the integer arithmetic below: the artifact runs wherever StableHLO runs, and
-an operator library that knows the names computes the same bits by its own kernels. `jaxeff.q_codes`
-writes float32 values as codes, clamp(round(x per_step)) + zero; its attributes are `per_step`,
-`zero`, `lower` and `upper`, and what is no number becomes the smallest code.
-
-Operands of products, in order:
-
-    x         uint8, codes of the activations, (M, K) or NHWC; a code u is (u - zero) steps
-    w         int8, codes of the weights on a symmetric grid, (K, N) or HWIO
-    bias      int32 (N,), with the part of the inputs' zero folded in: - zero sum_k w[k]
-    scale     float32 (N,); absent where the result is "sums"
-    shortcut  uint8 or float32, of the result's shape; absent without one
-    factor    float32 (N,), beside a shortcut: one unit of it in units of the accumulator
-
-With scales="fixed" the scale of codes is three arrays, int32 (N,): multiplier, shift before, shift
-after; and the factor of a shortcut of codes two: multiplier and shift after (`multiplied`).
-
-Attributes:
-    result            "codes" (uint8) | "whole" (int32) | "float" (float32) | "sums" (int32)
-    zero, lower, upper  of codes and whole numbers: zero, and the ends of the clamp
-    shortcut          "none" | "codes" | "float"
-    shortcut_zero     the zero of a shortcut of codes
-    scales            "fixed", if it is there: fixed-point multipliers
-    finer             products count 2^finer units of the accumulator; absent for 0
-    weight_bits, activation_bits  how wide the codes are, 1 to 8
-    strides, padding (low, high per axis, in one list), dilation, groups, input_zero: of q_conv2d
-    pool              of q_conv2d, if it is there: the largest of every such window of results
-    total             of q_conv2d, if it is there: whole numbers are added over all pixels,
-                      to int32 (batch, N)
-
-With acc = bias + 2^finer sum x w, to which a shortcut s adds round(s factor), the result is acc,
-acc scale, or clamp(round(acc scale) + zero). Where sums of few bits leave room in int32, `finer`
-gives it to biases and shortcuts, which are whole numbers of the accumulator's units. Every step is
-exact or one rounding of IEEE 754 whose result is rounded or stored at once, so no compiler can fuse
-a product with a sum: the result is the same, bit for bit, on every machine.
-
 References:
     Jacob et al., arXiv:1712.05877, section 2.2.
 """
@@ -150,6 +113,45 @@ class ProductSpec:
 
     The rules here and the kernels of a library both read the attributes by it, so that neither
     knows a limit or an order of operands that the other doesn't.
+
+    A function lowered for export holds products as composites `jaxeff.q_dense` and
+    `jaxeff.q_conv2d`, whose decomposition is the integer arithmetic below: the artifact runs
+    wherever StableHLO runs, and an operator library that knows the names computes the same bits by
+    its own kernels. `jaxeff.q_codes` writes float32 values as codes, clamp(round(x per_step)) +
+    zero; its attributes are `per_step`, `zero`, `lower` and `upper`, and what is no number becomes
+    the smallest code.
+
+    Operands of products, in order:
+
+        x         uint8, codes of the activations, (M, K) or NHWC; a code u is (u - zero) steps
+        w         int8, codes of the weights on a symmetric grid, (K, N) or HWIO
+        bias      int32 (N,), with the part of the inputs' zero folded in: - zero sum_k w[k]
+        scale     float32 (N,); absent where the result is "sums"
+        shortcut  uint8 or float32, of the result's shape; absent without one
+        factor    float32 (N,), beside a shortcut: one unit of it in units of the accumulator
+
+    With scales="fixed" the scale of codes is three arrays, int32 (N,): multiplier, shift before,
+    shift after; and the factor of a shortcut of codes two: multiplier and shift after
+    (`multiplied`).
+
+    With acc = bias + 2^finer sum x w, to which a shortcut s adds round(s factor), the result is
+    acc, acc scale, or clamp(round(acc scale) + zero). Where sums of few bits leave room in int32,
+    `finer` gives it to biases and shortcuts, which are whole numbers of the accumulator's units.
+    Every step is exact or one rounding of IEEE 754 whose result is rounded or stored at once, so no
+    compiler can fuse a product with a sum: the result is the same, bit for bit, on every machine.
+
+    Attributes:
+        result            "codes" (uint8) | "whole" (int32) | "float" (float32) | "sums" (int32)
+        zero, lower, upper  of codes and whole numbers: zero, and the ends of the clamp
+        shortcut          "none" | "codes" | "float"
+        shortcut_zero     the zero of a shortcut of codes
+        scales            "fixed", if it is there: fixed-point multipliers
+        finer             products count 2^finer units of the accumulator; absent for 0
+        weight_bits, activation_bits  how wide the codes are, 1 to 8
+        strides, padding (low, high per axis, in one list), dilation, groups, input_zero: of
+        q_conv2d pool              of q_conv2d, if it is there: the largest of every such window of
+        results total             of q_conv2d, if it is there: whole numbers are added over all
+                          pixels, to int32 (batch, N)
 
     Attributes:
         result: Form of the result, of `DTYPES`.

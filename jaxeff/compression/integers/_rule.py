@@ -53,6 +53,7 @@ class _ProductArrays(NamedTuple):
         steps = self.put("steps", lambda: self.weights()[1])
         bias = self.put("bias", self.bias)
         over = tuple(range(codes.ndim - 1))
+        # Of the codes as they are made: conversion keeps sums where inference only looks them up.
         wide = lambda: self.weights()[0].astype(jnp.int32)  # noqa: E731
         return codes, steps, bias, self.put("sums", lambda: wide().sum(over, dtype=jnp.int32))
 

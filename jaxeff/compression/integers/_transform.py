@@ -326,9 +326,9 @@ def integer(
         that logits are made with: "*" quantizes the look-up as well as the product, "*:linear" does
         not.
         Codes of what a norm or a softmax computes in float may be others in a bundle than under
-        XLA: both round floats, and of many values a few lie between two codes. See `Bundle.check`. So
-        may they be others than those of `quantized`, which moves as far itself where such a value
-        is rounded otherwise: an untrained VAE with norms and attention by .047 of its largest
+        XLA: both round floats, and of many values a few lie between two codes. See `Bundle.check`.
+        So may they be others than those of `quantized`, which moves as far itself where such a
+        value is rounded otherwise: an untrained VAE with norms and attention by .047 of its largest
         result when the last bits of its norms' scales change.
         Codes have no NaN: under JAX it becomes the smallest code of a calibrated grid, and infinity
         an end of the range, so that results are finite. Deployed bundles refuse NaN in arguments.

@@ -1,33 +1,5 @@
 """Uniform quantization of an array to b-bit integers: grids, integer codes, straight-through.
 
-A grid maps an integer code q to the value `(q + zero) * step`. Affine grids follow Galen: with
-n = 2^b - 1 steps over [low, high], `zero = round(low / step) + 2^(b-1)` and codes clamped to
-[-2^(b-1), 2^(b-1) - 1]; rounding is half to even. A range that doesn't hold zero is extended to it
-first, as integer kernels need it (they pad with the code of zero). `fake_quantize` stays in
-floating point and has a gradient of exactly one everywhere (straight-through, also where values are
-clamped).
-
-Sharp edges:
-    An affine grid holds zero exactly, but its ends are moved by up to half a step for it. With one
-    bit this is coarse: the two values are multiples of `high - low`, so a range around zero becomes
-    lopsided; take a symmetric grid for one-bit weights.
-    Values far from zero share their steps with the way to it: those of [9, 10] have a tenth of the
-    codes of [0, 10].
-    A symmetric grid has an odd number of values, 2^b - 1 of them around zero. With one bit it has
-    none at zero: its two values are -m/2 and +m/2 for the range [-m, m], the sign of the input
-    (that of zero is positive) scaled to the middle of each half.
-    A "full" grid has all 2^b values: from the end of larger magnitude, which is 2^(b-1) steps from
-    zero, to 2^(b-1) - 1 steps on the other side. So it reaches one end of its range alone. With one
-    bit, and from eight on, it is the symmetric one.
-    A range of no width keeps its one value exactly: an affine grid goes from it to zero in 2^(b-1)
-    steps, a symmetric one to the same value of the other sign.
-    A step above 8e37 has no reciprocal in float32, by which compilers multiply: values become zero.
-    Grids are computed in float32 at least; a bfloat16 array is rounded once more to its own dtype.
-
-References:
-    Krieger et al., "Galen: Hardware-specific Automatic Compression of Neural Networks",
-    arXiv:2212.07818. Jacob et al., arXiv:1712.05877. "full" is the grid of llama.cpp's Q4_0.
-
 ```python
 import jax
 import jax.numpy as jnp
@@ -78,6 +50,13 @@ Bits = Int32[Array, "..."] | int
 class Grid:
     """The values a quantized array can take: `(q + zero) * step` for lower <= q <= upper.
 
+    A grid maps an integer code q to the value `(q + zero) * step`. Affine grids follow Galen: with
+    n = 2^b - 1 steps over [low, high], `zero = round(low / step) + 2^(b-1)` and codes clamped to
+    [-2^(b-1), 2^(b-1) - 1]; rounding is half to even. A range that doesn't hold zero is extended to
+    it first, as integer kernels need it (they pad with the code of zero). `fake_quantize` stays in
+    floating point and has a gradient of exactly one everywhere (straight-through, also where values
+    are clamped).
+
     Attributes:
         step: Distance of neighbouring values, positive.
         zero: Added to a code before scaling; a whole number, or a half for one symmetric bit.
@@ -99,6 +78,25 @@ def grid(
 ) -> Grid:
     """Makes the uniform grid of a range.
 
+    Sharp edges:
+        An affine grid holds zero exactly, but its ends are moved by up to half a step for it. With
+        one bit this is coarse: the two values are multiples of `high - low`, so a range around zero
+        becomes lopsided; take a symmetric grid for one-bit weights.
+        Values far from zero share their steps with the way to it: those of [9, 10] have a tenth of
+        the codes of [0, 10].
+        A symmetric grid has an odd number of values, 2^b - 1 of them around zero. With one bit it
+        has none at zero: its two values are -m/2 and +m/2 for the range [-m, m], the sign of the
+        input (that of zero is positive) scaled to the middle of each half.
+        A "full" grid has all 2^b values: from the end of larger magnitude, which is 2^(b-1) steps
+        from zero, to 2^(b-1) - 1 steps on the other side. So it reaches one end of its range alone.
+        With one bit, and from eight on, it is the symmetric one.
+        A range of no width keeps its one value exactly: an affine grid goes from it to zero in
+        2^(b-1) steps, a symmetric one to the same value of the other sign.
+        A step above 8e37 has no reciprocal in float32, by which compilers multiply: values become
+        zero.
+        Grids are computed in float32 at least; a bfloat16 array is rounded once more to its own
+        dtype.
+
     Args:
         bits: 1 to 16. An array broadcasts against the range; a traced one isn't checked.
         low: Smallest value of the range; broadcasts against the array to quantize. One above zero
@@ -114,6 +112,10 @@ def grid(
     Raises:
         TypeError: `bits` isn't a whole number, or an end of the range no number.
         ValueError: `bits` isn't between 1 and 16, or the range's ends are in the wrong order.
+
+    References:
+        Krieger et al., "Galen: Hardware-specific Automatic Compression of Neural Networks",
+        arXiv:2212.07818. Jacob et al., arXiv:1712.05877. "full" is the grid of llama.cpp's Q4_0.
     """
     core.Width(1, MAX_BITS).check("bits", bits)
     _check_range("grid", low, high)

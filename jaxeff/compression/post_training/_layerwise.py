@@ -303,6 +303,7 @@ class _WeightRounding:
     ) -> Array:
         """Lays the weight that another layer was solved for as this one reads it."""
         origin = self.model.linear[layer.site].origin
+        # The leaf holds the solution by now: the first use replaced it.
         w: Array = origin.to_input(self.model.leaves[origin.leaf])
         if not jnp.array_equal(rounded(self.run, quantizer, tensor, w), w):
             raise ValueError(

@@ -335,6 +335,7 @@ def rectified_sigmoid(v: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.clip(jax.nn.sigmoid(v) * (ZETA - GAMMA) + GAMMA, 0, 1)
 
 
+# A program is compiled for the meta fields; the others are numbers of any call.
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["rate", "penalty"],

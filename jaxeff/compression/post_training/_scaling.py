@@ -143,6 +143,7 @@ def _scales(
     scales: dict[str, np.ndarray] = {}
     for site, layer in weighed.items():
         pair = into.get(site)
+        # Of a pair the scales are those of the first layer's channels; several inputs may read one.
         channels = input_channels(layer.at) if pair is None else pair.channels
         scale = _search(layer, model.leaves, channels, points, run)
         if pair is not None:

@@ -1,79 +1,11 @@
 """Moments of functions of one Gaussian: in closed form, by quadrature, as composites in an export.
 
-A rule called through `composite` runs as it is, under any transform. Only where the function is
-lowered for export (`jax.export`) does the call stay one, a `stablehlo.composite` whose
-decomposition is the rule: a consumer that has an operator of its name calls that, any
-other one inlines the rule.
-
-Names, operands and attributes are a contract with `jaxeff_export.operators`:
-
-    jaxeff.pfp_dense     x_mean [x_spread] w_mean [w_var] [b_mean [b_var]]
-                         x (..., K), w (K, N), b (N,)
-        input            "deterministic" | "variance" | "raw": x_spread is absent | Var[x] | E[x^2]
-        weight           "deterministic" | "variance": w_var is absent or not
-        bias             "none" | "deterministic" | "variance"
-    jaxeff.pfp_conv2d    the same operands; x NHWC, w HWIO, b (C,)
-        input, weight, bias; strides, dilation, groups; padding (low, high per axis, in one list)
-    jaxeff.pfp_max_pool  mean var; any rank, padded with what is never a maximum
-        size, strides; padding
-    jaxeff.pfp_avg_pool  mean var; any rank, padded with zeros and divided by the window's size
-        size, strides; padding
-    jaxeff.pfp_relu (pfp_exp, pfp_sin, pfp_cos, pfp_erf, pfp_square)  mean var
-    jaxeff.pfp_piecewise mean var; a polynomial between each two neighbouring breaks
-        breaks; coefficients (constant, linear and quadratic of each piece, in one list)
-    jaxeff.pfp_attention softmax(scores) v: `operands` names the arrays, of scores, slope, bias_var,
-                         v, q, k and the variances v_var, q_var, k_var, those that there are
-        operands; q_axes, k_axes, v_axes, scores_axes, result_axes (a letter for each axis),
-        softmax_axes
-
-Results are (mean, variance); operands and results are of one dtype, float32 or float64.
-
-Sharp edges
-- A layer of another form, one with a rule of the user's own, and one that only its bias makes
-  random are exported without a composite.
-- Under `jax.grad`, `jax.vmap` and other transforms of the propagated function the rule is
-  transformed, so there is no composite either; nor is there in a module of symbolic sizes.
-- Max pooling is taken before a ReLU that precedes it (`Activated`), so it comes first in an
-  export too.
-
-The kinked activations have a closed form: ReLU, ReLU6, clip, abs, leaky ReLU, PReLU, hard tanh,
-hard sigmoid, hard and soft shrinkage, and hard swish are polynomials of degree at most two between
-breakpoints, continuous or not. With x = m + s z their moments are sums of truncated normal moments,
-
-    I_j(a, b) = int_a^b z^j phi(z) dz,   I_j = (j-1) I_{j-2} + a^{j-1} phi(a) - b^{j-1} phi(b).
-
-The polynomials are expanded about the mean and measured from f(m), so that the variance is a
-difference of numbers of its own size: it keeps its digits in float32 however small it is against
-the mean, and at a variance of zero the result is f(m) with the gradients of the limit.
-
-Sharp edges
-- At a jump (hard shrinkage) with zero variance and the mean exactly on it, the result is the
-  average of both sides.
-
 So have exponential, square, sine, cosine, error function, normal CDF and absolute value, exact up
 to rounding. Sigmoid, tanh, softplus, SiLU and GELU have sums of few exponentials (`_smooth`).
 Every other activation is recognised in the equations it is made of (`_regions`): a piecewise
 polynomial (ReLU, clip, hard swish, shrinkage) has a closed form too, and the rest (ELU, Mish, ...)
 is integrated by quadrature, within 2e-5 of a standard deviation at every mean and any standard
 deviation from 0.01 to 10.
-
-Quadrature is vectorised over the nodes, by two rules. `gauss_hermite` (32 nodes) is exact for
-polynomials up to degree 63 and the default for an elementwise region nothing is known about.
-`gauss_legendre` splits the line at given kinks and at the centre of an activation, and holds its
-accuracy where Gauss-Hermite loses it: at kinks and at standard deviations far larger than the
-function's own scale (an arc tangent seen from far away is a step).
-
-Both measure f from f(m) and, below a standard deviation of about the cube root of the machine
-epsilon (times 1 + |m|), take difference quotients at that floor: means, variances and their
-gradients tend to the delta method's (f + v f''/2 and v f'^2) and are finite at zero variance.
-
-Sharp edges
-- Gauss-Hermite of a function with a kink is off by about 5e-3 of a standard deviation times the
-  jump in slope. Functions with a closed form don't come here.
-- Outside a function's domain there are no moments. Where the function is defined at the mean, and
-  less than `OUTSIDE` of the mass lies where it is not, they are those given that it is defined;
-  above that the result is NaN.
-- An infinite mean is a certain value, as is an infinite result: they have no variance.
 """
 
 import functools
@@ -99,6 +31,42 @@ def composite(
     name: str, rule: Callable[..., _values.Gaussian], *operands: Array, **attributes: Attribute
 ) -> _values.Gaussian:
     """Evaluates `rule(*operands)`, which an export keeps as the composite `jaxeff.<name>`.
+
+    A rule called through `composite` runs as it is, under any transform. Only where the function is
+    lowered for export (`jax.export`) does the call stay one, a `stablehlo.composite` whose
+    decomposition is the rule: a consumer that has an operator of its name calls that, any other one
+    inlines the rule.
+
+    Names, operands and attributes are a contract with `jaxeff_export.operators`:
+
+        jaxeff.pfp_dense     x_mean [x_spread] w_mean [w_var] [b_mean [b_var]]
+                             x (..., K), w (K, N), b (N,)
+            input            "deterministic" | "variance" | "raw": x_spread is absent | Var[x] |
+            E[x^2] weight           "deterministic" | "variance": w_var is absent or not
+            bias             "none" | "deterministic" | "variance"
+        jaxeff.pfp_conv2d    the same operands; x NHWC, w HWIO, b (C,)
+            input, weight, bias; strides, dilation, groups; padding (low, high per axis, in one
+        list) jaxeff.pfp_max_pool  mean var; any rank, padded with what is never a maximum
+            size, strides; padding
+        jaxeff.pfp_avg_pool  mean var; any rank, padded with zeros and divided by the window's size
+            size, strides; padding
+        jaxeff.pfp_relu (pfp_exp, pfp_sin, pfp_cos, pfp_erf, pfp_square)  mean var
+        jaxeff.pfp_piecewise mean var; a polynomial between each two neighbouring breaks
+            breaks; coefficients (constant, linear and quadratic of each piece, in one list)
+        jaxeff.pfp_attention softmax(scores) v: `operands` names the arrays, of scores, slope,
+                             bias_var, v, q, k and the variances v_var, q_var, k_var, those that
+            there are operands; q_axes, k_axes, v_axes, scores_axes, result_axes (a letter for each
+            axis), softmax_axes
+
+    Results are (mean, variance); operands and results are of one dtype, float32 or float64.
+
+    Sharp edges
+    - A layer of another form, one with a rule of the user's own, and one that only its bias makes
+      random are exported without a composite.
+    - Under `jax.grad`, `jax.vmap` and other transforms of the propagated function the rule is
+      transformed, so there is no composite either; nor is there in a module of symbolic sizes.
+    - Max pooling is taken before a ReLU that precedes it (`Activated`), so it comes first in an
+      export too.
 
     Args:
         name: The operator, such as "pfp_dense".
@@ -163,6 +131,21 @@ def piecewise(
     x: _values.Random, breaks: Sequence[float | Array], pieces: Sequence[Coefficients]
 ) -> _values.Gaussian:
     """Computes the moments of a piecewise polynomial of a Gaussian.
+
+    The kinked activations have a closed form: ReLU, ReLU6, clip, abs, leaky ReLU, PReLU, hard tanh,
+    hard sigmoid, hard and soft shrinkage, and hard swish are polynomials of degree at most two
+    between breakpoints, continuous or not. With x = m + s z their moments are sums of truncated
+    normal moments,
+
+        I_j(a, b) = int_a^b z^j phi(z) dz,   I_j = (j-1) I_{j-2} + a^{j-1} phi(a) - b^{j-1} phi(b).
+
+    The polynomials are expanded about the mean and measured from f(m), so that the variance is a
+    difference of numbers of its own size: it keeps its digits in float32 however small it is
+    against the mean, and at a variance of zero the result is f(m) with the gradients of the limit.
+
+    Sharp edges
+    - At a jump (hard shrinkage) with zero variance and the mean exactly on it, the result is the
+      average of both sides.
 
     Args:
         x: Random input of any shape.
@@ -364,6 +347,24 @@ def gauss_hermite(
     f: Callable[[Array], Any], x: _values.Random, nodes: int = HERMITE_NODES, limited: bool = False
 ) -> Any:
     """Computes the moments of `f(x)` by Gauss-Hermite quadrature.
+
+    Quadrature is vectorised over the nodes, by two rules. `gauss_hermite` (32 nodes) is exact for
+    polynomials up to degree 63 and the default for an elementwise region nothing is known about.
+    `gauss_legendre` splits the line at given kinks and at the centre of an activation, and holds
+    its accuracy where Gauss-Hermite loses it: at kinks and at standard deviations far larger than
+    the function's own scale (an arc tangent seen from far away is a step).
+
+    Both measure f from f(m) and, below a standard deviation of about the cube root of the machine
+    epsilon (times 1 + |m|), take difference quotients at that floor: means, variances and their
+    gradients tend to the delta method's (f + v f''/2 and v f'^2) and are finite at zero variance.
+
+    Sharp edges
+    - Gauss-Hermite of a function with a kink is off by about 5e-3 of a standard deviation times the
+      jump in slope. Functions with a closed form don't come here.
+    - Outside a function's domain there are no moments. Where the function is defined at the mean,
+      and less than `OUTSIDE` of the mass lies where it is not, they are those given that it is
+      defined; above that the result is NaN.
+    - An infinite mean is a certain value, as is an infinite result: they have no variance.
 
     Args:
         f: An elementwise function of one array; may return any pytree of arrays, each shaped

@@ -10,11 +10,6 @@ in which what falls beyond the borders counts: a strided convolution and its tra
 same. A scan's body counts once per iteration, a cond counts its most expensive branch, and a while
 loop (its trip count isn't known) one iteration.
 
-BOPs = MACs x activation bits x weight bits (Galen, arXiv 2212.07818). Bits are those of a function
-that was quantized, or what `bits` says; anything else has the bits of its dtypes. Parameters take
-the bits of their codes and of the scales or codebooks that decode them, activations as much memory
-as is live at once.
-
 ```python
 import jax
 import jaxeff
@@ -26,24 +21,6 @@ small = jaxeff.quantized(f, {"*:linear": jaxeff.Int(4, 8)})
 print(jaxeff.summary(small, params, x[:1]))
 jaxeff.cost(small, params, x[:1]).size                   # bytes; also .peak, .bops, .macs, .params
 ```
-
-Widths are given by site, or read from a quantized function. A transform that quantizes an array
-does so under a name scope with its width, `bits_scope`. So the program of a quantized function
-holds its bits, also inside other transforms, and they are counted without a spec.
-
-Sharp edge: a width that is traced, as that of a policy swept by `vmap`, has no number to write
-down; such arrays count in their dtypes.
-
-Peak memory of activations follows from the lifetimes of arrays. An array lives from the layer that
-makes it to the last one that reads it; while a layer runs, what it reads and what it makes are
-there. As a deployed network has it,
-
-- pointwise functions and batch norm by running statistics are computed as their operand is written,
-  and a reshape is another view: where nobody else reads the operand, both are one array;
-- an array is kept in the bits at which it is read, or at which a layer's result is quantized;
-  moving codes and taking their maximum gives codes;
-- parameters, state and temporaries inside a layer aren't counted; what a loop's body makes comes on
-  top of what goes in and out.
 """
 
 import math
@@ -67,6 +44,9 @@ _SCOPE = re.compile(r"jaxeff\[bits\]\((?P<name>\w+), (?P<width>[^,]+), (?P<stora
 class Widths(NamedTuple):
     """Bits per number in one layer; None is what the dtype has.
 
+    Sharp edge: a width that is traced, as that of a policy swept by `vmap`, has no number to write
+    down; such arrays count in their dtypes.
+
     Attributes:
         weights: Bits of its weights; of the first operand where both are data.
         activations: Bits of what its dot product or convolution reads; the wider where these are
@@ -88,6 +68,10 @@ Bits = Mapping[str, Widths | tuple[float, float]]
 
 def bits_scope(name: str, width: Any, storage: Any) -> str | None:
     """Returns the name scope under which an array is quantized; None if its width isn't known.
+
+    Widths are given by site, or read from a quantized function. A transform that quantizes an array
+    does so under a name scope with its width, `bits_scope`. So the program of a quantized function
+    holds its bits, also inside other transforms, and they are counted without a spec.
 
     Args:
         name: The array's among those of its layer: "weights_1", "input_0", "output_0".
@@ -178,7 +162,20 @@ def live_bits(program: Program, widths: Mapping[Layer, Widths]) -> tuple[float, 
 
 
 def peak_bits(program: Program, widths: Mapping[Layer, Widths]) -> float:
-    """Returns the most bits of activations that are there at the same time."""
+    """Returns the most bits of activations that are there at the same time.
+
+    Peak memory of activations follows from the lifetimes of arrays. An array lives from the layer
+    that makes it to the last one that reads it; while a layer runs, what it reads and what it makes
+    are there. As a deployed network has it,
+
+    - pointwise functions and batch norm by running statistics are computed as their operand is
+      written, and a reshape is another view: where nobody else reads the operand, both are one
+      array;
+    - an array is kept in the bits at which it is read, or at which a layer's result is quantized;
+      moving codes and taking their maximum gives codes;
+    - parameters, state and temporaries inside a layer aren't counted; what a loop's body makes
+      comes on top of what goes in and out.
+    """
     first, by_layer = live_bits(program, widths)
     return max([first, *by_layer.values()])
 
@@ -272,6 +269,11 @@ def _is_counted(v: Value) -> bool:
 @dataclass(frozen=True)
 class LayerCost:
     """One layer's row.
+
+    BOPs = MACs x activation bits x weight bits (Galen, arXiv 2212.07818). Bits are those of a
+    function that was quantized, or what `bits` says; anything else has the bits of its dtypes.
+    Parameters take the bits of their codes and of the scales or codebooks that decode them,
+    activations as much memory as is live at once.
 
     Attributes:
         site: The name of the layer.

@@ -11,20 +11,6 @@ signatures and no primitive.
         right   broadcast, broadcast, same 1   its axis 0
 
 How a result's axis lies along an operand's:
-
-    same       entry k is made of the operand's entry k
-    merged     the operand's axes, one after the other, make it (a reshape)
-    split      it is a part of the operand's axis (a reshape)
-    placed     every entry is made of one entry at most, none of which is taken twice: a slice, a
-               padding, a concatenation, a reversal
-    windowed   entry k is made of a window of entries; a running sum's window is all before
-    summed     the axis is gone: an entry is made of all of it (an axis that is `combined`)
-    broadcast  all entries are made of the same ones
-    unknown    entries are made of some of the operand's, which ones isn't said
-
-Sharp edges
-- Sizes may be symbolic: they are compared for equality alone.
-- Of a loop, a branch or a call nothing is said but that it may do anything: readers look inside.
 """
 
 import math
@@ -60,7 +46,13 @@ class OperationFamily(Enum):
 
 
 class Relation(Enum):
-    """How a result's axis lies along an operand's: see the module."""
+    """How a result's axis lies along an operand's.
+
+    Sharp edges
+    - Sizes may be symbolic: they are compared for equality alone.
+    - Of a loop, a branch or a call nothing is said but that it may do anything: readers look
+      inside.
+    """
 
     SAME = "same"
     MERGED = "merged"

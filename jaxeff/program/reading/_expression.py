@@ -1,12 +1,5 @@
 """A canonical text for what a layer computes, so that functions are recognised by example.
 
-`expression(layer)` is equal for two layers exactly when they run the same primitives, with the
-same parameters and wiring, on inputs of the same dtypes; wrappers (`jit`, custom derivatives) don't
-count. For an elementwise layer shapes don't count either. For any other layer, axes are named after
-the data input's, so that an example matches the same function under `vmap`, which moves axes about.
-`expression_of(jax.nn.softmax, x)` is the text of an example: a table of known functions is a table
-of examples, and a function is never recognised by its name.
-
 ```python
 import jax
 import jax.numpy as jnp
@@ -26,18 +19,6 @@ program = trace(f, {"fc1": jnp.ones((3, 5)), "fc2": jnp.ones((5, 2))}, x)
 found = [known.get(expression(layer)) for layer in program.layers if layer.kind == "elementwise"]
 assert found == ["relu", "silu"]
 ```
-
-Equations are read on symbols in place of arrays, by one walker under every recognition. Functions
-are recognised by evaluating their equations on symbols: on text (`expression`), on piecewise
-polynomials of one variable, on the statistics of a tensor (both in `moments`). These are *domains*:
-a table from primitives to rules over the domain's symbols. Their common part is `SymbolicReader`.
-Calls and custom derivatives are followed into their bodies. Deterministic operands are evaluated,
-and remembered with the number they are everywhere. Equations that leave their operand as it is are
-passed over. A selection whose condition is known is the case it selects. Anything without a rule is
-`UNKNOWN`.
-
-Sharp edge: a function with derivatives of its own is read as its primal; what is recognised in it
-is differentiated anew.
 """
 
 import functools
@@ -118,6 +99,15 @@ def known_number(eqn: Any, numbers: Sequence[float | None]) -> float | None:
 
 class SymbolicReader:
     """Evaluates equations on symbols; a domain is a subclass with a table of rules.
+
+    Equations are read on symbols in place of arrays, by one walker under every recognition.
+    Functions are recognised by evaluating their equations on symbols: on text (`expression`), on
+    piecewise polynomials of one variable, on the statistics of a tensor (both in `moments`). These
+    are *domains*: a table from primitives to rules over the domain's symbols. Their common part is
+    `SymbolicReader`. Calls and custom derivatives are followed into their bodies. Deterministic
+    operands are evaluated, and remembered with the number they are everywhere. Equations that leave
+    their operand as it is are passed over. A selection whose condition is known is the case it
+    selects. Anything without a rule is `UNKNOWN`.
 
     Attributes:
         rules: From a primitive to `rule(eqn, *operands)`, the symbol of its one result. It may
@@ -215,7 +205,18 @@ class _Term(NamedTuple):
 
 
 def expression(layer: Layer) -> str:
-    """Returns the canonical text of a layer, inputs numbered in the order of `layer.inputs`."""
+    """Returns the canonical text of a layer, inputs numbered in the order of `layer.inputs`.
+
+    `expression(layer)` is equal for two layers exactly when they run the same primitives, with the
+    same parameters and wiring, on inputs of the same dtypes; wrappers (`jit`, custom derivatives)
+    don't count. For an elementwise layer shapes don't count either. For any other layer, axes are
+    named after the data input's, so that an example matches the same function under `vmap`, which
+    moves axes about. `expression_of(jax.nn.softmax, x)` is the text of an example: a table of known
+    functions is a table of examples, and a function is never recognised by its name.
+
+    Sharp edge: a function with derivatives of its own is read as its primal; what is recognised in
+    it is differentiated anew.
+    """
     return _text(_term_layer(layer), layer.kind != "elementwise")
 
 

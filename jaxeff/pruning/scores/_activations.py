@@ -2,40 +2,6 @@
 
 Host code, one program for the whole network: values are concrete. Layers in loops aren't read.
 
-`reconstruction` is ThiNet's greedy choice by what the next layers lose. A layer that reads channels
-sums what they contribute, Y = sum_c X_c W_c. Removing a set T changes it by E_T = sum_(c in T) X_c
-W_c, so that over a batch
-
-```text
-|E_T|^2 = sum_(c, d in T) G_cd,    G_cd = sum_ij H_ij (W W^T)_ij,    i of channel c, j of d
-```
-
-with H = X^T X: one matrix of channels by channels holds every set's error. Channels are removed one
-by one, each time the one that adds least (Luo et al., eq. 6 and algorithm 1); the score is the
-order. All places and outputs count here, where the paper samples some; layers that read the same
-channels add up, each as a share of its own |Y|^2.
-
-With `corrected`, a set's error is what least squares leaves when the weights of the others may make
-up for it. Removing channel c from those left then adds tr(W_c^T ((H^-1)_cc)^-1 W_c), the optimal
-brain surgeon's of a block, with H and W those of what is left.
-
-`corrected_weights` solves that least squares for a plan: the paper's eq. 7 scales whole channels,
-this gives every weight that reads them its best value.
-
-`determinantal` is a score by diversity: channels that a determinantal point process prefers
-together (DIVNET). With a kernel K of similarities between channels, a set S has probability in
-proportion to det(K_S): large where its channels differ. Mariet and Sra take
-
-```text
-K_cd = exp(-beta |a_c - a_d|^2) + epsilon [c = d]
-```
-
-of activations a over a batch, with beta = 10 over their number. The score is the order of a choice,
-the first the highest. Greedily (Chen et al., arXiv:1709.05135), the channel is next that multiplies
-the determinant most, by its variance given those chosen. With a key it is drawn in proportion to
-that variance: a sample of the process where K is a projection, and a close one otherwise (randomly
-pivoted Cholesky, Chen et al., arXiv:2207.06503).
-
 Sharp edges:
     Scores are ranks: between groups they say nothing of size.
     A channel that no layer outside loops reads through a parameter has no `reconstruction`.
@@ -226,6 +192,23 @@ DAMPING = 1e-6
 def reconstruction(f: Callable[..., Any], batch: Any, *, corrected: bool = False) -> Score:
     """Scores channels by ThiNet's greedy order of removal, the last the most important.
 
+    `reconstruction` is ThiNet's greedy choice by what the next layers lose. A layer that reads
+    channels sums what they contribute, Y = sum_c X_c W_c. Removing a set T changes it by E_T =
+    sum_(c in T) X_c W_c, so that over a batch
+
+    ```text
+    |E_T|^2 = sum_(c, d in T) G_cd,    G_cd = sum_ij H_ij (W W^T)_ij,    i of channel c, j of d
+    ```
+
+    with H = X^T X: one matrix of channels by channels holds every set's error. Channels are removed
+    one by one, each time the one that adds least (Luo et al., eq. 6 and algorithm 1); the score is
+    the order. All places and outputs count here, where the paper samples some; layers that read the
+    same channels add up, each as a share of its own |Y|^2.
+
+    With `corrected`, a set's error is what least squares leaves when the weights of the others may
+    make up for it. Removing channel c from those left then adds tr(W_c^T ((H^-1)_cc)^-1 W_c), the
+    optimal brain surgeon's of a block, with H and W those of what is left.
+
     Args:
         f: A pure function `f(params, *args)`.
         batch: `args` as a tuple, or the only one of them: some hundred examples.
@@ -265,6 +248,9 @@ def gram(product: LinearStatistics, dimension: dependencies.Dimension) -> np.nda
 
 def corrected_weights(f: Callable[..., Any], params: Any, batch: Any, plan: Plan) -> Any:
     """Refits layers, by least squares, to make up for the channels that they lose.
+
+    `corrected_weights` solves that least squares for a plan: the paper's eq. 7 scales whole
+    channels, this gives every weight that reads them its best value.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -392,6 +378,20 @@ def determinantal(
     epsilon: float = 0.01,
 ) -> Score:
     """Returns the order in which a determinantal point process takes channels.
+
+    `determinantal` is a score by diversity: channels that a determinantal point process prefers
+    together (DIVNET). With a kernel K of similarities between channels, a set S has probability in
+    proportion to det(K_S): large where its channels differ. Mariet and Sra take
+
+    ```text
+    K_cd = exp(-beta |a_c - a_d|^2) + epsilon [c = d]
+    ```
+
+    of activations a over a batch, with beta = 10 over their number. The score is the order of a
+    choice, the first the highest. Greedily (Chen et al., arXiv:1709.05135), the channel is next
+    that multiplies the determinant most, by its variance given those chosen. With a key it is drawn
+    in proportion to that variance: a sample of the process where K is a projection, and a close one
+    otherwise (randomly pivoted Cholesky, Chen et al., arXiv:2207.06503).
 
     Args:
         f: A pure function `f(params, *args)`.

@@ -5,21 +5,11 @@ width] makes the channels of its last two axes, a transposed one those of its fi
 says it, no convention does. A table that is looked up makes what it holds whole. Where an axis is
 both (the kernel of a recurrent cell makes what it reads), the last one makes.
 
+- `geometric_median`, `batch_norm_scale`: see there.
 - `l1`, `l2`: magnitude. Li et al., "Pruning Filters for Efficient ConvNets", arXiv:1608.08710 (l1,
   of a channel's own filters); Galen takes the same (Klein's thesis, section 4.2.3).
-- `geometric_median`: channels that others can stand in for go first. The sum of distances from a
-  channel's weights to those of all others of its group, `s_c = sum_d |w_c - w_d|`, is least at the
-  geometric median, whose information the others hold (He et al., "Filter Pruning via Geometric
-  Median", arXiv:1811.00250, eqs. 4 to 7). A channel with small weights may well stay, unlike by
-  `l1`.
 - `signal_to_noise`: of weights under a posterior. Blundell et al., "Weight Uncertainty in Neural
   Networks", arXiv:1505.05424, section 5.1.
-- `batch_norm_scale`: a normalization's scale. Trained with an l1 penalty on the scales
-  (`jaxeff.pruning.slimming`), many are near zero; the score is their magnitude, summed where
-  several normalizations scale one channel. Which parameters are scales is read from the program:
-  those of one axis that multiply, and end in a layer of kind normalization. Groups without one have
-  no score. Liu et al., "Learning Efficient Convolutional Networks through Network Slimming",
-  arXiv:1708.06519.
 - `taylor`, `optimal_brain_damage`: what a loss loses. Removing weights w changes it by about -g.w +
   w.H.w / 2. The first term, squared and summed over a channel, is Molchanov et al.'s
   (arXiv:1906.10771, eq. 8, of the whole group); with the diagonal of the Hessian alone at a
@@ -192,7 +182,13 @@ def l2(params: Any, channels: Channels) -> dict[str, np.ndarray]:
 
 
 def geometric_median(params: Any, channels: Channels) -> dict[str, np.ndarray]:
-    """Returns the summed distances between what makes a channel and what makes the others."""
+    """Returns the summed distances between what makes a channel and what makes the others.
+
+    Channels that others can stand in for go first. The sum of distances from a channel's weights to
+    those of all others of its group, `s_c = sum_d |w_c - w_d|`, is least at the geometric median,
+    whose information the others hold (He et al., "Filter Pruning via Geometric Median",
+    arXiv:1811.00250, eqs. 4 to 7). A channel with small weights may well stay, unlike by `l1`.
+    """
     rows_of = vectors(params, channels, outputs=True)
     return {name: _distances(rows).sum(1) for name, rows in rows_of.items()}
 
@@ -227,7 +223,14 @@ def signal_to_noise(posterior: Any) -> Score:
 
 
 def batch_norm_scale(params: Any, channels: Channels) -> dict[str, np.ndarray]:
-    """Returns the magnitudes of the scales of normalizations; groups without any are left out."""
+    """Returns the magnitudes of the scales of normalizations; groups without any are left out.
+
+    Trained with an l1 penalty on the scales (`jaxeff.pruning.slimming`), many are near zero; the
+    score is their magnitude, summed where several normalizations scale one channel. Which
+    parameters are scales is read from the program: those of one axis that multiply, and end in a
+    layer of kind normalization. Liu et al., "Learning Efficient Convolutional Networks through
+    Network Slimming", arXiv:1708.06519.
+    """
     paths = scales(channels.program)
     magnitudes = {
         channels.find(leaf_path(keypath)): np.abs(np.asarray(leaf, np.float64))

@@ -15,30 +15,6 @@ accuracies = 0.1 + 0.8 / (1 + jnp.exp((levels - 1) / 0.1))       # falls from .9
 assert abs(fit_midpoint(levels, accuracies).mu - 1) < 0.01
 ```
 
-`logistic` is that function. On the scale "linear" it is one of the noise level, on "log" one of its
-natural logarithm.
-
-```python
-import numpy as np
-
-from jaxeff.robustness import logistic
-
-levels = np.array([0.0, 0.5, 5.0])
-accuracy = logistic(levels, mu=0.5, slope=0.1, a_max=0.9, a_min=0.1)
-assert np.isclose(accuracy[1], 0.5)                      # halfway, at the midpoint
-assert np.allclose(accuracy[[0, 2]], [0.9, 0.1], atol=0.01)
-```
-
-Sharp edges:
-    Where the curve holds no midpoint (it is flat, never falls, falls beyond the levels) `mu` is NaN
-    and `message` says why; nothing is extrapolated. A fit whose midpoint isn't where the measured
-    curve crosses its middle is refused, too: that is how a long tail ends on the linear scale.
-    The thesis fits the level itself, whatever the grid. `scale="log"` fits its logarithm: for
-    curves that fall over several decades, as under multiplicative noise, on which the logistic of
-    the level itself can't lie. Both give the same midpoint of a steep curve.
-    With replicates the standard error holds their scatter alone (jackknife); without, what the fit
-    leaves unexplained.
-
 References:
     Borras et al., "Walking Noise: On Layer-Specific Robustness of Neural Architectures against
     Noisy Computations and Associated Characteristic Learning Dynamics", arXiv:2212.10430.
@@ -83,7 +59,22 @@ def logistic(
     a_min: float,
     scale: str = "linear",
 ) -> Float[np.ndarray, " levels"]:
-    """Returns the fitted curve at noise levels; `scale` as for `fit_midpoint`."""
+    """Returns the fitted curve at noise levels; `scale` as for `fit_midpoint`.
+
+    `logistic` is that function. On the scale "linear" it is one of the noise level, on "log" one of
+    its natural logarithm.
+
+    ```python
+    import numpy as np
+
+    from jaxeff.robustness import logistic
+
+    levels = np.array([0.0, 0.5, 5.0])
+    accuracy = logistic(levels, mu=0.5, slope=0.1, a_max=0.9, a_min=0.1)
+    assert np.isclose(accuracy[1], 0.5)                      # halfway, at the midpoint
+    assert np.allclose(accuracy[[0, 2]], [0.9, 0.1], atol=0.01)
+    ```
+    """
     x, centre = (_position(np.asarray(v, float), scale) for v in (sigma, mu))
     return (a_max - a_min) * expit((centre - x) / slope) + a_min
 
@@ -156,6 +147,17 @@ LARGEST_GAP = 0.1
 
 class Midpoint(NamedTuple):
     """The fit of a logistic function, or why there is none.
+
+    Sharp edges:
+        Where the curve holds no midpoint (it is flat, never falls, falls beyond the levels) `mu` is
+        NaN and `message` says why; nothing is extrapolated. A fit whose midpoint isn't where the
+        measured curve crosses its middle is refused, too: that is how a long tail ends on the
+        linear scale.
+        The thesis fits the level itself, whatever the grid. `scale="log"` fits its logarithm: for
+        curves that fall over several decades, as under multiplicative noise, on which the logistic
+        of the level itself can't lie. Both give the same midpoint of a steep curve.
+        With replicates the standard error holds their scatter alone (jackknife); without, what the
+        fit leaves unexplained.
 
     Attributes:
         mu: The midpoint noise level; NaN if there is none.

@@ -201,6 +201,7 @@ def dual_operands(
 ) -> list[relax.Expr]:
     """Lays a layer's operands as the function reads them: weights packed, scales in parts."""
     x, w, bias, *scales = tensors
+    # In fixed point a scale is a multiplier and shifts, which the functions read as one array.
     if form.function.result == FIXED:
         scales = [fixed_scales(bb, scales)]
     return [x, dual_weights(bb, w, form, geometry), bias, *scales]
