@@ -104,8 +104,6 @@ def init(
 def learned(f: Callable[..., Any], *, keyed: bool = False) -> Callable[..., Any]:
     """Makes the spec a parameter of the quantized function, for a training loop.
 
-    Numbers are learnt with the parameters:
-
     ```python
     import optax
     import jax

@@ -236,6 +236,7 @@ def _settings_of_makers(
     spec: Mapping[str, Prune | None], program: Program, all_channels: dependencies.Channels
 ) -> dict[str, Prune]:
     """Resolves a spec among the layers that make channels which can be removed."""
+    # Which layers a setting applies to depends on what it says of statistics across channels.
     makes = {site for group in all_channels if group.free for site in group.sites}
     uncrossed = {site for group in all_channels.free if not group.crossed for site in group.sites}
     held = {site: group.refusal for group in all_channels if group.held for site in group.sites}

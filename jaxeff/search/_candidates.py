@@ -164,6 +164,7 @@ class Small(NamedTuple):
 
 def _steps(steps: int | None, batch_size: int, examples: int) -> int:
     """Returns the updates of a candidate's training, an epoch's if None, which is the most."""
+    # An incomplete last batch is left out, as in any epoch.
     most = examples // batch_size
     if steps is None:
         return most

@@ -319,8 +319,6 @@ class BoardKind:
 def board_kinds() -> tuple[BoardKind, ...]:
     """Lists all kinds; whether a particular board at an address answers is not asked.
 
-    `board_kinds` lists the kinds of boards, and which of them can be used on this machine.
-
     ```python
     from jaxeff_export.boards import board_kinds
 

@@ -272,6 +272,7 @@ class _Compiled(NamedTuple):
     @classmethod
     def of_steps(cls, library: CLibrary) -> "_Compiled":
         """Reads calls and tiles off a C library."""
+        # Its kernels are never modelled, so that nothing is known of their work.
         return cls(
             library.folder / "libmodel.a",
             [(step.kernel, step.operands) for step in library.steps],

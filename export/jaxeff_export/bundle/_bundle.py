@@ -640,8 +640,6 @@ def run_on_boards(
 
     Boards that are one machine (``local`` and a server on it) compete for its cores.
 
-    `run_on_boards` runs the same work on several boards at once, each with an outcome of its own:
-
     ```python
     import jax.numpy as jnp
     import numpy as np

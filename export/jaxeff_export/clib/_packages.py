@@ -59,7 +59,7 @@ class Package:
 def cpp_header(library: driver.Library) -> str:
     """Writes ``NAME.hpp``.
 
-    C++: a class owns what a call needs beside its arguments: the workspace, the state and the
+    A class owns what a call needs beside its arguments: the workspace, the state and the
     threads. Arrays are references to arrays, so one of another size or type does not compile. No
     header of C++'s library is included, which compilers of microcontrollers may lack; nothing is
     allocated, and no exception is thrown: what a call returns is an `enum class`. C++11 and later
@@ -177,7 +177,7 @@ def require_arm(core: str) -> None:
 def cmsis_pack(package: Package) -> Mapping[str, str | bytes]:
     """Writes the description and the pack.
 
-    CMSIS-Pack: a description of one component, and the pack, which is a ZIP file of all of it.
+    A description of one component, and the pack, which is a ZIP file of all of it.
     Elements and attributes are those of the schema ``PACK.xsd`` 1.7 of Open-CMSIS-Pack. Keil, IAR
     and the CMSIS-Toolbox read it.
     """
@@ -228,7 +228,7 @@ def cmsis_pack(package: Package) -> Mapping[str, str | bytes]:
 def arduino(package: Package) -> Mapping[str, str | bytes]:
     """Writes the files of a library for the Arduino IDE and `arduino-cli`.
 
-    Arduino: a precompiled library, by Arduino's library specification (revision 2.2). With
+    A precompiled library, by Arduino's library specification (revision 2.2). With
     ``precompiled=true`` archives are looked for in ``src/{build.mcu}``, where the board's platform
     says what ``build.mcu`` is; ``ldflags`` name them to the linker; only ``src`` is compiled and
     searched for headers where it exists, so that ``main.c`` beside it is left alone.
@@ -270,7 +270,7 @@ def arduino(package: Package) -> Mapping[str, str | bytes]:
 def zephyr(package: Package) -> Mapping[str, str | bytes]:
     """Writes the module's description, its CMake file and its option.
 
-    Zephyr: a module, which ``west`` or ``ZEPHYR_EXTRA_MODULES`` finds by ``zephyr/module.yml``.
+    A module, which ``west`` or ``ZEPHYR_EXTRA_MODULES`` finds by ``zephyr/module.yml``.
     """
     n, u = package.name, package.library.upper
     depends = []
@@ -303,7 +303,7 @@ SCRIPT = "platformio_link.py"
 def platformio(package: Package) -> Mapping[str, str | bytes]:
     """Writes the script, which an archive needs; `manifest` has the keys.
 
-    PlatformIO: a ``library.json`` and the script that names the archive to its linker. A manifest
+    A ``library.json`` and the script that names the archive to its linker. A manifest
     can say where headers lie, and has no field for an archive: the script adds it. The file is the
     one that a library's own facts stand in already; PlatformIO leaves keys alone that it does not
     know.

@@ -333,6 +333,7 @@ def correct_biases(
         arXiv:1906.04721.
     """
     model = _layerwise.read_model("correct_biases", f, params, batch, spec)
+    # Biases change among the leaves, layer by layer, as the quantized network runs.
     correction = _Correction(model, _multiplication.producers(model.program))
     _layerwise.side_by_side(model.program, model.settings, model.leaves, correction)
     if not correction.sites:

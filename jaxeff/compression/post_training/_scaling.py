@@ -312,6 +312,7 @@ def smooth_quant(
     """
     model = layerwise.read_model("smooth_quant", f, params, batch, spec)
     reads = _reads(model)
+    # What isn't folded into the layer before stays with the quantizers.
     folded = _fold(model, reads, alpha) if fold else set()
     spec = layerwise.started_spec(model.program, _with_kept(model, reads, folded, alpha), {})
     return layerwise.PostTrained(f, layerwise.with_leaves(params, model.leaves), spec)

@@ -184,6 +184,7 @@ def _diagonal_of_product(
     along: Callable[[Array], Array], covariance: Array, shape: tuple[int, ...]
 ) -> Array:
     """Computes the diagonal of E^T S E, a column of S at a time; `along` multiplies by E."""
+    # One column after the other: E itself has as many numbers as the layer's Jacobian.
     width = covariance.shape[-1]
     unit = jnp.eye(width, dtype=covariance.dtype)
 

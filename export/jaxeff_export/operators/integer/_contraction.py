@@ -247,6 +247,7 @@ class ContractionBuilder:
 
     def _tile(self, place: TilePlace, columns: int) -> None:
         """Writes the sums of a tile of so many columns, and the results made of them."""
+        # All sums first, for a window of a pooling may hold any of them.
         pixels = [(r, c) for r in range(self.tile.rows) for c in range(columns)]
         totals = self.sums(place, pixels)
         (down, right), tile = self.g.pool, self.tile
