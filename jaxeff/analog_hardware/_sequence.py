@@ -150,7 +150,7 @@ def fit_sequence(
         events: Measured events.
         design: Size of the array and its codes.
         noise: Noise of the read-out, as `fit_noise` finds it; none if None.
-        position: "time", "permuted", "shuffled" or "none"; see the module.
+        position: "time", "permuted", "shuffled" or "none"; see `SequenceModel`.
         width: Features per event.
         heads: Number of attention heads; divides the width.
         rate: Learning rate of Adam, which decays to zero.

@@ -245,7 +245,7 @@ def _truncated_moments(
         # Differences of upper tails right of the mean, of lower tails left of it: far from the
         # mean the other difference would be rounding, multiplied by a large polynomial.
         moments = [jnp.where(a > 0, ua - ub, lb - la), pa - pb]
-        # Integration by parts, the recurrence of the module's docstring.
+        # Integration by parts, the recurrence of `piecewise`.
         for j in range(2, 5):
             moments.append((j - 1) * moments[j - 2] + a ** (j - 1) * pa - b ** (j - 1) * pb)
         intervals.append(moments)
