@@ -318,7 +318,7 @@ class SpotterRecipe:
     Attributes:
         bits: Width of the weights' codes.
         width: Channels of the network.
-        blocks: Its pairs of convolutions.
+        blocks: Pairs of convolutions.
         epochs: Epochs in floating point.
         coverage: How often the truth is to be in its set.
     """
