@@ -3,6 +3,7 @@
 ``"local"`` is this process, ``"rpc://host:port"`` a machine that runs TVM's RPC server,
 ``"rpc://host:port/key"`` any free board that registered with a tracker under that key, and
 ``"emulated"`` a core in software (``"emulated:cortex-a53"``, ``"emulated:cortex-m7"`` name it).
+``"serial:/dev/ttyACM0"`` is a microcontroller whose firmware has a library's ``NAME_serial.c``.
 ``"probe:/dev/ttyACM0"`` is a board of an installed package whose metadata has an entry point
 ``probe`` in the group `jaxeff.boards`: a function from what stands behind the colon to a `Board`.
 
@@ -33,6 +34,11 @@ from jaxeff_export.boards._emulated import require_emulator as require_emulator
 from jaxeff_export.boards._local import LocalBoard as LocalBoard
 from jaxeff_export.boards._rpc import RpcBoard as RpcBoard
 from jaxeff_export.boards._rpc import TrackedBoard as TrackedBoard
+from jaxeff_export.boards._serial import SERIAL
+from jaxeff_export.boards._serial import BoardRun as BoardRun
+from jaxeff_export.boards._serial import Firmware as Firmware
+from jaxeff_export.boards._serial import SerialBoard as SerialBoard
+from jaxeff_export.boards._serial import flash_firmware as flash_firmware
 from jaxeff_export.runtime import run_on_threads as run_on_threads
 
 emulated = _emulated
@@ -47,7 +53,8 @@ def make_board(spec: str | Board, *, target: Mapping[str, Any] | None = None) ->
 
     Args:
       spec: ``"local"``, ``"rpc://host:port"``, ``"rpc://host:port/key"``, ``"emulated"``,
-        ``"emulated:<core>"``, ``"<plug-in>"`` or ``"<plug-in>:<place>"`` of an installed package,
+        ``"emulated:<core>"``, ``"serial:/dev/ttyACM0?baud=115200&timeout=10&mhz=216"`` (what follows
+        the port may be left out), ``"<plug-in>"`` or ``"<plug-in>:<place>"`` of an installed package,
         or a `Board`.
       target: the target whose processor a bare ``"emulated"`` stands for, if one is emulated.
     """
@@ -65,6 +72,8 @@ def make_board(spec: str | Board, *, target: Mapping[str, Any] | None = None) ->
             known = ", ".join((*CORES, *PROGRAM_CORES))
             raise BoardError(f"no emulated core {core!r}; there are {known}")
         return ProgramBoard(core) if core in PROGRAM_CORES else EmulatedBoard(core)
+    if spec.startswith(SERIAL):
+        return SerialBoard.from_name(spec)
     scheme, _, place = spec.partition(":")
     installed = plugins(PLUGINS)
     if scheme in installed:
@@ -75,6 +84,6 @@ def make_board(spec: str | Board, *, target: Mapping[str, Any] | None = None) ->
         return board
     others = "".join(f", {name}:<place>" for name in sorted(installed))
     raise BoardError(
-        f"unknown board {spec!r}: use local, emulated, emulated:<core>, rpc://host:port, or "
-        f"rpc://tracker:port/key{others}"
+        f"unknown board {spec!r}: use local, emulated, emulated:<core>, serial:<port>, "
+        f"rpc://host:port, or rpc://tracker:port/key{others}"
     )

@@ -336,6 +336,11 @@ def board_kinds() -> tuple[BoardKind, ...]:
             "any free machine registered at a python -m tvm.exec.rpc_tracker",
             has_tvm,
         ),
+        BoardKind(
+            "serial:port",
+            "a microcontroller whose firmware has NAME_serial.c of a C library",
+            _missing(lambda: targets.require_extra("serial", "a board on a serial line")),
+        ),
         BoardKind("emulated[:core]", "a core in software, never for timing", emulated),
     )
 

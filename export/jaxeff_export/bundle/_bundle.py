@@ -38,7 +38,14 @@ import numpy as np
 
 from jaxeff.core import function_of_form, instance_of, sequence_of, validate
 from jaxeff_export.artifact import SignatureError, dtype_of
-from jaxeff_export.boards import Board, BoardError, LocalBoard, ProgramBoard, make_board
+from jaxeff_export.boards import (
+    Board,
+    BoardError,
+    LocalBoard,
+    ProgramBoard,
+    SerialBoard,
+    make_board,
+)
 from jaxeff_export.bundle import files, running
 from jaxeff_export.bundle._example import (
     MOST_UNPACKED,
@@ -128,8 +135,8 @@ class Bundle(files.BundleFolder):
         """Loads the bundle on a board, for many calls.
 
         Args:
-          board: ``"local"``, ``"emulated"``, ``"rpc://host:port"``, ``"rpc://tracker:port/key"``,
-            or an open `Board`, which stays open.
+          board: ``"local"``, ``"emulated"``, ``"serial:/dev/ttyACM0"``, ``"rpc://host:port"``,
+            ``"rpc://tracker:port/key"``, or an open `Board`, which stays open.
 
         Raises:
           MissingExtraError: if TVM is not installed.
@@ -494,6 +501,8 @@ class Bundle(files.BundleFolder):
 
     def _require_timed(self, board: str | Board) -> None:
         """Raises `BoardError` where nothing can be timed, and says what estimates a time."""
+        if isinstance(self._named(board), SerialBoard):  # by a counter of its own
+            return
         estimate = "bundle.model() (jaxeff-export model) estimates cycles without a board"
         if is_microcontroller(self.manifest.machine):
             raise BoardError(
@@ -556,6 +565,8 @@ class Bundle(files.BundleFolder):
             return self._program_library
 
     def _runner(self, board: Board) -> running.Runner:
+        if isinstance(board, SerialBoard):
+            return running.SerialRunner(self.manifest, self.recorded, board, self.treedef)
         self._read(files.LIBRARY)  # a library damaged since would take the process down
         if isinstance(board, ProgramBoard):
             # Such a board loads no libraries: the function is exported to C and linked to a
@@ -575,6 +586,8 @@ class Bundle(files.BundleFolder):
         )
 
     def _require_fit(self, board: Board) -> None:
+        if isinstance(board, SerialBoard):  # its firmware says what it is of
+            return
         require_extra("tvm", "running a bundle")
         manifest = self.manifest
         if board.machine is not None and board.machine != manifest.machine:

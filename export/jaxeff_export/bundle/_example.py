@@ -324,6 +324,7 @@ def export_c(
         style=chosen.style,
         source=chosen.source,
         kernel_target=NamedTarget.of_any().settings if chosen.source else None,
+        model=manifest.model,
     )
     return write_library(order, folder)
 

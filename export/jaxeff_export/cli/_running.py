@@ -40,6 +40,8 @@ def run(
     inputs: Annotated[Path, typer.Argument(help="An npz file, one array per input name.")],
     outputs: Annotated[Path, typer.Argument(help="The npz file to write, one array per result.")],
     board: terminal.BoardName = "local",
+    flash: terminal.FlashCommand = None,
+    image: terminal.FlashImage = None,
 ) -> None:
     """Call the function on arrays from a file; `inspect` shows their names."""
     with terminal.failures_in_one_line():
@@ -52,6 +54,7 @@ def run(
         loaded = Bundle.load(bundle)
         manifest = loaded.manifest
         arrays = read_arrays([inputs], manifest.inputs)
+        terminal.flash([board], flash, image)
         with terminal.console.status(f"running on {board}"), loaded.on(board) as runner:
             results = runner.run_leaves(arrays)
         write_arrays(outputs, manifest.outputs, results)
@@ -72,6 +75,8 @@ def check(
     bundle: terminal.BundlePath,
     boards: terminal.BoardNames = ["local"],  # noqa: B006
     data: Data = None,
+    flash: terminal.FlashCommand = None,
+    image: terminal.FlashImage = None,
 ) -> None:
     """Compare with JAX on boards: the recorded inputs, or all examples of a file.
 
@@ -84,6 +89,7 @@ def check(
 
         loaded = Bundle.load(bundle)
         examples = _examples(loaded, data)
+        terminal.flash(boards, flash, image)
         with terminal.console.status(f"checking on {', '.join(boards)}"):
             outcomes = run_on_boards(
                 loaded, boards, lambda runner: loaded.check_by(runner, examples),
@@ -134,6 +140,8 @@ def benchmark(
     number: Number = 10,
     repeat: Repeat = 10,
     batch: Batch = None,
+    flash: terminal.FlashCommand = None,
+    image: terminal.FlashImage = None,
 ) -> None:
     """Time one call on boards, parameters and inputs resident there.
 
@@ -145,6 +153,7 @@ def benchmark(
         from jaxeff_export.bundle import Bundle, run_on_boards
 
         loaded = Bundle.load(bundle)
+        terminal.flash(boards, flash, image)
         with terminal.console.status(f"timing on {', '.join(boards)}"):
             outcomes = run_on_boards(
                 loaded,
@@ -163,8 +172,9 @@ def _announce_timing(outcome: BoardResult[Timing]) -> None:
     if (timing := outcome.result) is None:
         terminal.complain(outcome.error)
         return
+    cycles = "" if timing.cycles is None else f" ({timing.cycles:,.0f} cycles)"
     terminal.console.print(
-        f"{outcome.board}: median {timing.median_ms:.4g} ms over "
+        f"{outcome.board}: median {timing.median_ms:.4g} ms{cycles} over "
         f"{len(timing.times_ms)} × {timing.number} calls, "
         f"{min(timing.times_ms):.4g} to {max(timing.times_ms):.4g} ms",
         markup=False,
@@ -189,6 +199,8 @@ def profile(
     number: Number = 10,
     repeat: Repeat = 5,
     batch: Batch = None,
+    flash: terminal.FlashCommand = None,
+    image: terminal.FlashImage = None,
 ) -> None:
     """Show the time per compiled operator on a board, slowest first."""
     with terminal.failures_in_one_line():
@@ -196,15 +208,17 @@ def profile(
         from jaxeff_export.bundle import Bundle
 
         loaded = Bundle.load(bundle)
+        terminal.flash([board], flash, image)
         with terminal.console.status(f"profiling on {board}"):
             operators = loaded.profile(board, number, repeat, batch)
-    rows = terminal.table(
-        "operator", "calls", "total ms", "share", "", title=f"{bundle} on {board}"
-    )
+    counted = [operator.cycles for operator in operators if operator.cycles is not None]
+    columns = ["operator", "calls", "total ms", *(["cycles"] if counted else []), "share", ""]
+    rows = terminal.table(*columns, title=f"{bundle} on {board}")
     for operator in operators:
         bar = "█" * round(_BAR * operator.share)
-        row = (operator.name, f"{operator.calls:g}", f"{operator.ms:.4g}", f"{operator.share:.1%}")
-        rows.add_row(*row, bar)
+        row = [operator.name, f"{operator.calls:g}", f"{operator.ms:.4g}"]
+        row += [] if operator.cycles is None else [f"{operator.cycles:,.0f}"]
+        rows.add_row(*row, f"{operator.share:.1%}", bar)
     rows.caption = f"{sum(operator.ms for operator in operators):.4g} ms in all, per call"
     terminal.console.print(rows, markup=False)
 

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,16 +13,49 @@ from rich.table import Table
 
 BundlePath = Annotated[Path, typer.Argument(help="The bundle's folder.")]
 BoardName = Annotated[
-    str, typer.Option(help="local, emulated[:core], rpc://host:port or rpc://tracker:port/key.")
+    str,
+    typer.Option(
+        help="local, emulated[:core], serial:/dev/ttyACM0, rpc://host:port or "
+        "rpc://tracker:port/key."
+    ),
 ]
 BoardNames = Annotated[
     list[str],
     typer.Option(
         "--board",
-        help="local, emulated[:core], rpc://host:port or rpc://tracker:port/key; "
-        "may be repeated for several boards at once.",
+        help="local, emulated[:core], serial:/dev/ttyACM0, rpc://host:port or "
+        "rpc://tracker:port/key; may be repeated for several boards at once.",
     ),
 ]
+
+FlashCommand = Annotated[
+    str | None,
+    typer.Option(
+        help="Command that flashes a serial board first, such as "
+        "\"openocd -f board.cfg -c 'program {image} verify reset exit'\"; {port} is its port."
+    ),
+]
+FlashImage = Annotated[Path | None, typer.Option(help="The file that becomes {image} there.")]
+
+
+def flash(boards: Sequence[str], command: str | None, image: Path | None) -> None:
+    """Flashes the serial boards among some."""
+    if command is None and image is None:
+        return
+    # JAX takes seconds to import: `--help` and other commands do without.
+    from jaxeff_export.boards import BoardError, flash_firmware
+
+    serial = [board for board in boards if board.startswith("serial:")]
+    if command is None or not serial:
+        raise BoardError(
+            "an --image needs a --flash command"
+            if command is None
+            else "--flash is for boards on a serial line: --board serial:/dev/ttyACM0"
+        )
+    for board in serial:
+        with console.status(f"flashing {board}"):
+            flash_firmware(command, image=image, board=board)
+
 
 Seed = Annotated[
     int, typer.Option(min=-(2**63), max=2**63 - 1, help="What is drawn follows from it.")
@@ -36,7 +69,7 @@ def table(*headings: str, title: str | None = None) -> Table:
     """Makes an empty table; columns whose heading ends in a unit or a count hold numbers."""
     empty = Table(title=title, title_justify="left")
     for heading in headings:
-        numeric = heading in ("calls", "share") or heading.endswith(" ms")
+        numeric = heading in ("calls", "cycles", "share") or heading.endswith(" ms")
         empty.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     return empty
 

@@ -5,6 +5,7 @@ NAME.hpp           the same for C++
 libNAME.a          kernels, what calls them, parameters
 NAME.c             what calls the kernels, to read
 main.c             the example, with recorded.S and recorded.bin, what it replays
+NAME_serial.c, .h  a firmware's end of a serial line, with serial_main.c of one board
 README.md          how to build and run it, sizes
 CMakeLists.txt     the same for CMake
 startup.c board.ld where there is no operating system (of RISC-V board.ld alone)
@@ -66,6 +67,7 @@ class LibraryParts:
         style: the build system that it is packed for.
         kernel_target: what kernels are scheduled for, by default the target.
         source: whether kernels are C99 source in place of machine code.
+        model: hash of the function, by which a firmware on a serial line is known.
     """
 
     name: str
@@ -89,6 +91,7 @@ class LibraryParts:
     style: str = "cmake"
     kernel_target: Mapping[str, Any] | None = None
     source: bool = False
+    model: str = "0" * 16
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -104,6 +107,7 @@ class CLibrary:
         sizes: what it takes.
         needs: functions it takes from elsewhere: libm's, copies, the compiler's.
         build: the command that builds its example, in the folder, but for the program's name.
+        serial_build: the same of the firmware on a serial line.
         steps: what each call of a kernel takes, in order.
         source: whether it is C source alone.
     """
@@ -118,6 +122,7 @@ class CLibrary:
     build: tuple[str, ...]
     steps: tuple[CallCost, ...] = ()
     source: bool = False
+    serial_build: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.folder}: {self.sizes}"
@@ -157,12 +162,13 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
             library, tools, targets.target_machine(order.target), ""
         )[:-2]
         _write_example(order, library, tools, sizes, folder)
-        facts: dict[str, Any] = {"format": "jaxeff-c-library"}
+        facts: dict[str, Any] = {"format": "jaxeff-c-library", "model": order.model}
         facts |= facts_of(order.style, _pack(order, library, tools, core, folder))
         written = [
             entry.relative_to(folder).as_posix() for entry in folder.rglob("*") if entry.is_file()
         ]
-        files = sorted([*written, "example.elf" if tools.board else "example"])  # as README builds
+        ending = ".elf" if tools.board else ""
+        files = sorted([*written, f"example{ending}", f"firmware{ending}"])  # as README builds
         steps = steps_of(library)
         facts["files"] = files
         facts |= {"sizes": sizes.to_json(), "steps": [step.to_json() for step in steps]}
@@ -179,6 +185,7 @@ def write_library(order: LibraryParts, path: Path) -> CLibrary:
         build=tuple(build),
         steps=steps,
         source=order.source,
+        serial_build=tuple(codegen.serial.serial_build(library, build)),
     )
 
 
@@ -428,17 +435,20 @@ def _write_example(
         library.memory.alignment,
     )  # fmt: skip
     write_atomically(folder / "main.c", codegen.example.main_c(library, recorded, order.tolerances))
+    machine = targets.target_machine(order.target)
+    for file, text in codegen.serial.serial_files(
+        library, machine, tools.board, order.model
+    ).items():
+        write_atomically(folder / file, text)
     core = targets.name_of(order.target)
     readme = codegen.example.readme(library, tools, core, order.target, sizes)
     write_atomically(folder / "README.md", readme)
     write_atomically(
         folder / "CMakeLists.txt",
-        codegen.example.cmake(library, tools, targets.target_machine(order.target)),
+        codegen.example.cmake(library, tools, machine),
     )
     if tools.board:
         # The linker script describes the emulated board; a caller who names more memory gets it.
         board = codegen.example.at_least(tools.board, order.flash, order.ram)
-        for file, content in codegen.example.start_files(
-            board, targets.target_machine(order.target)
-        ).items():
+        for file, content in codegen.example.start_files(board, machine).items():
             write_atomically(folder / file, content)

@@ -31,9 +31,13 @@ from typing import Any, Self
 
 _NAMES = {
     "flatbuffers": "flatbuffers", "litert_converter": "litert-converter", "onnx": "onnx",
-    "tvm": "TVM", "typer": "typer",
+    "serial": "pyserial", "tvm": "TVM", "typer": "typer",
 }  # fmt: skip
-_EXTRAS = {"litert_converter": "litert", "onnx": "weights"}  # others are of `export`
+_EXTRAS = {
+    "litert_converter": "litert",
+    "onnx": "weights",
+    "serial": "serial",
+}  # others are of `export`
 
 
 class MissingExtraError(ModuleNotFoundError):
@@ -44,8 +48,8 @@ def require_extra(module: str, what: str) -> None:
     """Raises `MissingExtraError` unless a module of the extra can be imported.
 
     Args:
-      module: ``"tvm"``, ``"flatbuffers"``, ``"litert_converter"``, ``"onnx"`` or ``"typer"``; it is
-        not imported.
+      module: ``"tvm"``, ``"flatbuffers"``, ``"litert_converter"``, ``"onnx"``, ``"serial"`` or
+        ``"typer"``; it is not imported.
       what: what needs it, the sentence's subject.
     """
     # Looked for, not imported: importing TVM takes seconds.

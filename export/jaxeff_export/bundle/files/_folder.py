@@ -6,6 +6,7 @@ tokenizer is a file too, so that a decoder's bundle is all that texts need.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,6 +146,12 @@ class Manifest:
     def places(self) -> list[tuple[int, int]]:
         """Pairs the arrays of state: indices of those among `inputs` and among `outputs`."""
         return state_places(self.state, self.arguments, self.inputs, self.outputs, self.structure)
+
+    @property
+    def model(self) -> str:
+        """Hash of function, parameters and kernels, by which a firmware of it is known."""
+        sums = [str(self.files[name]["sha256"]) for name in (ARTIFACT, PARAMETERS, LIBRARY)]
+        return hashlib.sha256("".join(sums).encode()).hexdigest()[:16]
 
     @property
     def any_batch(self) -> bool:

@@ -2,6 +2,7 @@
 
 from jaxeff_export.bundle.running._runner import ProgramRunner as ProgramRunner
 from jaxeff_export.bundle.running._runner import Runner as Runner
+from jaxeff_export.bundle.running._serial import SerialRunner as SerialRunner
 from jaxeff_export.bundle.running._session import Session as Session
 from jaxeff_export.bundle.running._session import require_numbers as require_numbers
 from jaxeff_export.bundle.running._timing import OperatorTime as OperatorTime

@@ -29,11 +29,13 @@ class Timing:
       board: name of the board that it was measured on.
       number: calls per measurement, of which the mean is taken.
       times_ms: one mean per repetition, in milliseconds.
+      cycles: the median in cycles of the board's own counter, if it counts them.
     """
 
     board: str
     number: int
     times_ms: tuple[float, ...]
+    cycles: float | None = None
 
     @property
     def median_ms(self) -> float:
@@ -41,9 +43,10 @@ class Timing:
         return statistics.median(self.times_ms)
 
     def __str__(self) -> str:
+        counted = "" if self.cycles is None else f" ({self.cycles:,.0f} cycles)"
         return (
-            f"{self.board}: median {self.median_ms:.3g} ms of {len(self.times_ms)} measurements, "
-            f"{min(self.times_ms):.3g} to {max(self.times_ms):.3g} ms, {self.number} calls each"
+            f"{self.board}: median {self.median_ms:.3g} ms{counted} of "
+            f"{len(self.times_ms)} measurements, {min(self.times_ms):.3g} to {max(self.times_ms):.3g} ms, {self.number} calls each"
         )
 
     __repr__ = __str__
@@ -63,12 +66,14 @@ class OperatorTime:
       calls: number of runs per call of the function.
       ms: milliseconds, all its calls together.
       share: share of the sum over all operators, 0 to 1.
+      cycles: the same as `ms` by the board's own counter, if it counts cycles.
     """
 
     name: str
     calls: float
     ms: float
     share: float
+    cycles: float | None = None
 
 
 @shown_as_table

@@ -3,6 +3,7 @@
 from jaxeff_export.clib.codegen import _driver as driver  # noqa: F401
 from jaxeff_export.clib.codegen import _dual as dual  # noqa: F401
 from jaxeff_export.clib.codegen import _example as example  # noqa: F401
+from jaxeff_export.clib.codegen import _serial as serial  # noqa: F401
 from jaxeff_export.clib.codegen._example import record as record
 from jaxeff_export.clib.codegen._interface import STATE as STATE
 from jaxeff_export.clib.codegen._interface import fields_of as fields_of

@@ -336,7 +336,7 @@ def _calls(library: Library, places: Mapping[int, str]) -> tuple[list[str], list
     lines: list[str] = []
     shared: list[str] = []
     steps = zip(library.program.calls, library.memory.scratch, strict=True)
-    for call, scratch in steps:
+    for step, (call, scratch) in enumerate(steps):
         kernel = library.kernels[call.kernel]
         arrays = [places[number] for number in (*call.arguments, *call.results)]
         alone = [*arrays, *(f"at + {offset}" for offset in scratch)]
@@ -353,6 +353,7 @@ def _calls(library: Library, places: Mapping[int, str]) -> tuple[list[str], list
             ends = [f"turn({part.turns}, task{more}, tasks)" for more in ("", " + 1")]
             lines.append(f"    share(threads, {len(shared)}, inputs, outputs, at);")
             shared.append(f"{part.symbol}({', '.join([*several, *ends])});")
+        lines.append(f"    {library.upper}_KERNEL_DONE({step});")
     return lines, shared
 
 

@@ -265,6 +265,11 @@ defined, pointers are checked too ({u}_MISALIGNED, {u}_NULL_POINTER). The {archi
 | the same, needed at the same time | {sizes.live:,} |
 | arrays on the stack, spilled registers not counted | {sizes.stack:,} |
 
+`{n}_serial.c` answers a computer on a serial line, for `jaxeff-export check BUNDLE --board
+serial:/dev/ttyACM0`: in a firmware of yours it takes four functions (`{n}_serial.h`), which
+`serial_main.c` has for {"the emulated board" if tools.board else "standard input and output"}. With
+`{n}.c` beside it and `-D{u}_PROFILE` it counts by kernel.
+
 The example replays a recorded call and compares with what JAX computed:
 
     {" ".join(build)}

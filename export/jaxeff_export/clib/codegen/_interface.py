@@ -43,7 +43,7 @@ uint16_t uint32_t uint64_t size_t uintptr_t
 _KEYWORDS = frozenset(_WORDS.split()) | frozenset(_MACROS.split())
 """Of C and C++; what their headers and compilers define, which no field can be called."""
 
-_OWN_FILES = frozenset(("main", "recorded", "startup"))
+_OWN_FILES = frozenset(("main", "recorded", "serial_main", "startup"))
 _HEADERS = """
 arduino arm_acle assert complex ctype errno fenv float inttypes iso646 limits locale math pthread
 setjmp signal stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string
