@@ -53,9 +53,9 @@ def make_board(spec: str | Board, *, target: Mapping[str, Any] | None = None) ->
 
     Args:
       spec: ``"local"``, ``"rpc://host:port"``, ``"rpc://host:port/key"``, ``"emulated"``,
-        ``"emulated:<core>"``, ``"serial:/dev/ttyACM0?baud=115200&timeout=10&mhz=216"`` (what follows
-        the port may be left out), ``"<plug-in>"`` or ``"<plug-in>:<place>"`` of an installed package,
-        or a `Board`.
+        ``"emulated:<core>"``, ``"serial:/dev/ttyACM0?baud=115200&timeout=10&mhz=216"`` (what
+        follows the port may be left out), ``"<plug-in>"`` or ``"<plug-in>:<place>"`` of an
+        installed package, or a `Board`.
       target: the target whose processor a bare ``"emulated"`` stands for, if one is emulated.
     """
     if isinstance(spec, Board):

@@ -46,7 +46,8 @@ class Timing:
         counted = "" if self.cycles is None else f" ({self.cycles:,.0f} cycles)"
         return (
             f"{self.board}: median {self.median_ms:.3g} ms{counted} of "
-            f"{len(self.times_ms)} measurements, {min(self.times_ms):.3g} to {max(self.times_ms):.3g} ms, {self.number} calls each"
+            f"{len(self.times_ms)} measurements, "
+            f"{min(self.times_ms):.3g} to {max(self.times_ms):.3g} ms, {self.number} calls each"
         )
 
     __repr__ = __str__
