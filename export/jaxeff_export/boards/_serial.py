@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
+from jaxeff.core import instance_of, validate
 from jaxeff_export import targets
 from jaxeff_export.boards._board import Board, BoardError, BoardLost
 
@@ -479,6 +480,7 @@ def _unframed(raw: bytes) -> tuple[int, int, bytes] | None:
     return kind, sequence, content[5:-4]
 
 
+@validate(command=instance_of(str), image=instance_of(Path, type(None)), board=instance_of(str))
 def flash_firmware(command: str, *, image: Path | None = None, board: str = "") -> None:
     """Runs a command that flashes a board.
 
