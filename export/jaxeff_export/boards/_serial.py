@@ -446,6 +446,7 @@ class SerialBoard(Board):
     def _pyserial(self) -> Port:
         """Opens the port by pyserial."""
         targets.require_extra("serial", "a board on a serial line")
+        # Of an extra: other boards do without.
         import serial
         from serial.tools import list_ports
 
