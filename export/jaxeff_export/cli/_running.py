@@ -199,8 +199,8 @@ def profile(
     number: Number = 10,
     repeat: Repeat = 5,
     batch: Batch = None,
-    flash: terminal.FlashCommand = None,
     image: terminal.FlashImage = None,
+    flash: terminal.FlashCommand = None,
 ) -> None:
     """Show the time per compiled operator on a board, slowest first."""
     with terminal.failures_in_one_line():
