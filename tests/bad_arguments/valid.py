@@ -407,7 +407,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff_export.resolve_target": {"target": "host"},
     "jaxeff_export.channel_multiple": {"target": "host"},
     "jaxeff_export.boards.flash_firmware": {
-        "command": "true", "image": None, "board": "serial:COM3",
+        "command": "true", "image": Path("never-written"), "board": "serial:COM3",
     },
     "jaxeff_export.boards.make_board": {"target": {"mcpu": "cortex-a72"}},
 }  # fmt: skip
