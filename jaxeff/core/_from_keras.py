@@ -1,9 +1,27 @@
-"""Models of Keras 3 as runners and arrays by path."""
+"""Models of Keras 3 as runners and arrays by path, also those that were built on another backend.
+
+Keras reads its backend when it is imported, once a process. For a model of another one a second
+copy of the package is imported on JAX and kept apart: its modules take the place of the first ones
+in `sys.modules` while they build or compute something, and nowhere else. The model goes over by its
+configuration and its weights, which are the same for all backends.
+
+Sharp edges:
+    Layers of somebody's own are classes of the first copy, and code for its backend: a model that
+    has some is refused.
+    A thread that imports Keras while another traces a model may get the second copy.
+    The copy takes some seconds to import, and the weights are in memory twice.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Sequence
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -17,6 +35,10 @@ _SIZES = {"Dense": "units", "Conv1D": "filters", "Conv2D": "filters", "Conv3D": 
           "SeparableConv1D": "filters", "SeparableConv2D": "filters",
           "Conv1DTranspose": "filters", "Conv2DTranspose": "filters"}  # fmt: skip
 """Arguments that say how many channels a layer's kernel makes."""
+
+_LOCK = threading.RLock()
+_COPY: dict[str, ModuleType] = {}
+"""The modules of the copy on JAX, by name, while they aren't in use."""
 
 
 def read_keras(
@@ -38,10 +60,11 @@ def read_keras(
         for v in model.non_trainable_variables
         if v.path.endswith("seed_generator_state")
     }
+    call, arrays = _call_on_jax(model)
+    leaves = {paths[id(v)]: array for v, array in zip(model.variables, arrays, strict=True)}
     trained = [paths[id(v)] for v in model.trainable_variables]
     others = [paths[id(v)] for v in model.non_trainable_variables]
-    params = dict(zip(trained, [v.value for v in model.trainable_variables], strict=True))
-    values = dict(zip(others, [v.value for v in model.non_trainable_variables], strict=True))
+    params, values = ({path: leaves[path] for path in names} for names in (trained, others))
     state = {path: leaf for path, leaf in values.items() if not (keyed and path in seeds)}
     shapes = {path: np.shape(leaf) for path, leaf in params.items()}
 
@@ -57,7 +80,7 @@ def read_keras(
         rest = dict(state)
         for i, path in enumerate(sorted(seeds)) if keyed else ():
             rest[path] = jax.random.bits(jax.random.fold_in(key, i), (2,), jnp.uint32)
-        result, after = model.stateless_call(
+        result, after = call(
             [params[path] for path in trained], [rest[path] for path in others], *args, **kwargs
         )
         new = dict(zip(others, after, strict=True))
@@ -93,12 +116,6 @@ def _assign(model: keras.Model, paths: Sequence[str], leaves: Leaves) -> None:
 def _require_readable(model: keras.Model, examples: tuple[Any, ...], method: Method) -> None:
     """Refuses what can't be read, and builds a model that has no weights yet."""
     name = type(model).__name__
-    if keras.backend.backend() != "jax":
-        raise ValueError(
-            f"functional: {name} runs on Keras's {keras.backend.backend()!r} backend: set "
-            "KERAS_BACKEND=jax in the environment before Keras is imported, and load the model "
-            "there (model.save writes a file that any backend reads)."
-        )
     if method is not None:
         raise ValueError("functional: a Keras model is called as it is; it takes no method.")
     if not model.built:
@@ -107,8 +124,16 @@ def _require_readable(model: keras.Model, examples: tuple[Any, ...], method: Met
                 f"functional: {name} has no weights yet: give example inputs, "
                 "functional(model, x), or call it once."
             )
-        model(*examples)
+        other = keras.backend.backend() != "jax"  # has no use for JAX's arrays
+        model(*(jax.tree.map(np.asarray, examples) if other else examples))
     for layer in model._flatten_layers():
+        # Right in inference, but biases alone would be trained, pruned or quantized.
+        if (mode := getattr(layer, "quantization_mode", None)) is not None:
+            raise TypeError(
+                f"functional: {layer.name} is quantized to {mode} by Keras, whose codes and scales "
+                "are no parameters: give the model before model.quantize, and compression.ptq or "
+                "quantized makes few bits of it."
+            )
         if getattr(layer, "stateful", False):
             raise ValueError(
                 f"functional: {layer.name} is stateful: what it keeps from call to call is none of "
@@ -139,3 +164,104 @@ def _rebuilt(
         return type(layer).from_config(config)
 
     return keras.models.clone_model(model, clone_function=resized)
+
+
+def _call_on_jax(model: keras.Model) -> tuple[Callable[..., Any], list[Any]]:
+    """Returns a model's `stateless_call` on JAX, and its variables' values there.
+
+    Raises:
+        ValueError: The model can't be built on another backend.
+    """
+    if keras.backend.backend() == "jax":
+        return model.stateless_call, [variable.value for variable in model.variables]
+    config = _config(model)
+    # What one backend's variables hold is no array of JAX: all of them become NumPy's.
+    values = [keras.ops.convert_to_numpy(variable) for variable in model.variables]
+    with _keras_on_jax() as jax_keras:
+        _match_settings(jax_keras)
+        try:
+            copy = jax_keras.saving.deserialize_keras_object(config)
+            if not copy.built:
+                copy.build(model.input_shape)
+        except Exception as error:  # whatever a layer's own code raises
+            raise _refusal(model, str(error)) from error
+        _copy_values(model, copy, values)
+
+    def stateless_call(*args: Any, **kwargs: Any) -> Any:
+        # Layers import parts of Keras while they compute, which must be the copy's.
+        with _keras_on_jax():
+            return copy.stateless_call(*args, **kwargs)
+
+    return stateless_call, [variable.value for variable in copy.variables]
+
+
+def _config(model: keras.Model) -> Any:
+    # The class of a layer is looked up by its name, which in the copy is that of another backend.
+    foreign = [
+        layer for layer in [model, *model._flatten_layers()]
+        if type(layer).__module__.partition(".")[0] != "keras"
+    ]  # fmt: skip
+    if foreign:
+        kind = type(foreign[0]).__name__
+        raise _refusal(model, f"{kind} is a class of your own, for the backend of this process")
+    return keras.saving.serialize_keras_object(model)
+
+
+def _copy_values(model: keras.Model, copy: Any, values: list[np.ndarray]) -> None:
+    """Writes the values of a model's variables into those of its copy."""
+    # Names count up over a process, so that they differ; order and shapes are the classes' own.
+    if _variable_order(model) != _variable_order(copy):
+        raise _refusal(model, "its configuration builds other variables than it has")
+    for variable, value in zip(copy.variables, values, strict=True):
+        variable.assign(value)
+    for layer in copy._flatten_layers():
+        if hasattr(layer, "finalize_state"):
+            layer.finalize_state()  # a `Normalization` computes with copies of its variables
+
+
+def _variable_order(model: Any) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Returns the shapes of a model's variables, and which of them are trained."""
+    order = {id(variable): i for i, variable in enumerate(model.variables)}
+    shapes = [tuple(variable.shape) for variable in model.variables]
+    return shapes, [order[id(variable)] for variable in model.trainable_variables]
+
+
+def _refusal(model: keras.Model, reason: str) -> ValueError:
+    reason = reason.strip().partition("\n")[0].rstrip(".")[:200]
+    return ValueError(
+        f"functional: {type(model).__name__} runs on Keras's {keras.backend.backend()!r} backend "
+        f"and can't be built on JAX's: {reason}. Set KERAS_BACKEND=jax in the environment before "
+        "Keras is imported, and load the model there (model.save writes a file that any backend "
+        "reads)."
+    )
+
+
+def _match_settings(jax_keras: Any) -> None:
+    """Gives the copy what layers take from Keras's settings."""
+    for name in ("floatx", "epsilon", "image_data_format"):
+        getattr(jax_keras.config, f"set_{name}")(getattr(keras.config, name)())
+
+
+@contextlib.contextmanager
+def _keras_on_jax() -> Iterator[Any]:
+    """Puts the copy of Keras in the place of the first, and takes it out again."""
+    with _LOCK:
+        # A module that is imported already is never read again, whatever the environment says.
+        first = _taken_out()
+        sys.modules.update(_COPY)
+        backend = os.environ.get("KERAS_BACKEND")
+        os.environ["KERAS_BACKEND"] = "jax"
+        try:
+            yield import_module("keras")
+        finally:
+            _COPY.update(_taken_out())
+            sys.modules.update(first)
+            del os.environ["KERAS_BACKEND"]
+            if backend is not None:
+                os.environ["KERAS_BACKEND"] = backend
+
+
+def _taken_out() -> dict[str, ModuleType]:
+    """Takes Keras's modules out of those that are imported."""
+    names = [name for name in [*sys.modules] if name.partition(".")[0] == "keras"]
+    return {name: sys.modules.pop(name) for name in names}

@@ -110,8 +110,9 @@ def functional(
 
     Args:
       model: A ``flax.nnx.Module``; a ``flax.linen.Module``, bound or not; a ``torch.nn.Module``
-        (``pip install jaxeff[torch]``); a Keras 3 model on the JAX backend; an
-        ``equinox.Module``; the path of a ``.tflite`` or ``.onnx`` file, or an ``onnx.ModelProto``
+        (``pip install jaxeff[torch]``); a Keras 3 model (one of another backend is built again
+        on JAX's); an ``equinox.Module``; the path of a ``.tflite`` or ``.onnx`` file, or an
+        ``onnx.ModelProto``
         (``pip install jaxeff[onnx]``). It is not changed. A model of another library is read by an
         installed package that has an entry point in the group `jaxeff.doors`, named as that
         library's package: a function of the model and ``args`` to ``(f, params)``.
@@ -389,9 +390,24 @@ def _way_out(model: Any) -> str:
     """Says how what is no model becomes one."""
     if isinstance(model, Mapping):
         return "weights alone say nothing of layers: model.load_state_dict(weights), and give model"
+    if isinstance(model, (str, os.PathLike)) and Path(model, "saved_model.pb").is_file():
+        return _to_tflite(f"{os.fspath(model)!r} is a SavedModel", repr(os.fspath(model)))
     if isinstance(model, (str, os.PathLike)):
         return "load the model by its own library, as keras.models.load_model(path), and give that"
+    # What `tensorflow.saved_model.load` returns is no `tensorflow.Module`.
+    of_tensorflow = type(model).__module__.partition(".")[0] == "tensorflow"
+    if of_tensorflow or is_of(model, "tensorflow", "Module"):
+        saved = "tensorflow.saved_model.save(model, 'folder')"
+        return _to_tflite(f"TensorFlow's modules are no functions of JAX: {saved}", "'folder'")
     return "a pure function f(params, *args) needs no conversion"
+
+
+def _to_tflite(reason: str, folder: str) -> str:
+    return (
+        f"{reason}. Where TensorFlow is installed, Path('model.tflite').write_bytes("
+        f"tensorflow.lite.TFLiteConverter.from_saved_model({folder}).convert()) makes a file that "
+        "functional reads"
+    )
 
 
 def _ending(model: Any) -> str:

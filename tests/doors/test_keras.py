@@ -1,6 +1,10 @@
 """Models of Keras go through `functional`, the transforms, and back."""
 
 import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -173,3 +177,95 @@ def test_rounded_weights_compute_in_keras_what_training_saw(net, x):
     expected = jaxeff.quantized(f, two)(params, x)
     np.testing.assert_allclose(computed(jaxeff.restore(net, rounded), x), expected, atol=1e-6)
     assert np.abs(computed(jaxeff.restore(net, params), x) - expected).max() > 1e-2
+
+
+@pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # Keras's own
+@pytest.mark.parametrize("inside", [False, True])
+def test_models_that_keras_quantized_are_refused_by_name(inside):
+    layer = layers.Dense(3, name="head")
+    model = keras.Sequential([keras.Input((4,)), layer])
+    if inside:
+        model = keras.Sequential([keras.Input((5, 4)), layers.TimeDistributed(model)])
+    jaxeff.functional(model)
+    layer.quantize("int8")
+    with pytest.raises(TypeError, match=r"head is quantized to int8 by Keras.*compression.ptq"):
+        jaxeff.functional(model)
+
+
+def test_models_of_tensorflow_are_refused_with_the_way_to_a_file_that_is_read(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    with pytest.raises(TypeError) as error:
+        jaxeff.functional(tmp_path)
+    assert f"from_saved_model({str(tmp_path)!r}).convert()" in str(error.value)
+
+    class Module:
+        """Stands for TensorFlow's."""
+
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(Module=Module))
+    with pytest.raises(TypeError, match=r"saved_model.save\(model, .*from_saved_model\('folder'\)"):
+        jaxeff.functional(Module())
+
+
+OTHER_BACKEND = """
+import jax, jaxeff, keras, numpy as np
+from jaxeff.compression import ptq
+from keras import layers
+
+keras.config.set_epsilon(1e-3)
+keras.utils.set_random_seed(0)
+inputs = keras.Input((12, 8))
+h = layers.Conv1D(8, 3, padding="same", name="stem")(inputs)
+h = layers.Dropout(0.5)(layers.BatchNormalization()(h))
+h = layers.MultiHeadAttention(2, 4)(h, h) + h
+h = layers.Bidirectional(layers.GRU(5))(h)
+h = layers.Dense(7, trainable=False, name="frozen")(h)
+h = keras.ops.normalize(keras.ops.relu(h))  # by the epsilon that is set
+model = keras.Model(inputs, layers.Dense(3, name="head")(h))
+x = np.random.default_rng(0).normal(size=(16, 12, 8)).astype("float32")
+
+def computed(model):
+    return keras.ops.convert_to_numpy(model(x, training=False))
+
+expected = computed(model)
+f, params = jaxeff.functional(model)
+np.testing.assert_allclose(jax.jit(f)(params, x), expected, atol=1e-5)
+assert {"stem", "batch_normalization", "head"} < set(jaxeff.sites(f, params, x))
+assert "frozen" not in params
+g, codes, _ = ptq(f, params, x)
+assert np.abs(g(codes, x) - expected).max() < 0.2 * np.abs(expected).max()
+halves = jax.tree.map(lambda w: w / 2, params)
+restored = jaxeff.restore(model, halves)
+np.testing.assert_allclose(computed(restored), f(halves, x), atol=1e-5)
+np.testing.assert_array_equal(computed(model), expected)
+train, params, state = jaxeff.functional(model, mutable=True, keyed=True)
+first, after = train(jax.random.key(0), params, state, x)
+again, _ = train(jax.random.key(0), params, state, x)
+np.testing.assert_array_equal(first, again)
+assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after)))
+
+class Own(layers.Layer):
+    def call(self, x):
+        return x
+
+try:
+    jaxeff.functional(keras.Sequential([keras.Input((4,)), Own(), layers.Dense(2)]))
+except ValueError as error:
+    assert "Own is a class of your own" in str(error) and "KERAS_BACKEND=jax" in str(error)
+else:
+    raise AssertionError
+assert keras.backend.backend() == BACKEND and type(layers.Dense(2)) is layers.Dense
+"""
+
+
+@pytest.mark.slow  # a process of its own imports Keras twice
+@pytest.mark.parametrize("backend", ["numpy", "torch", "tensorflow"])
+def test_models_of_other_backends_are_computed_on_jax(backend):
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} isn't installed")
+    run = subprocess.run(
+        [sys.executable, "-c", OTHER_BACKEND.replace("== BACKEND", f"== {backend!r}")],
+        env={**os.environ, "KERAS_BACKEND": backend}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
