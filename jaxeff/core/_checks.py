@@ -317,7 +317,9 @@ def _inputs_and_targets(value: Any) -> tuple[Any, Any]:
     value = getattr(value, "first", value)  # of batches
     if not isinstance(value, tuple | list):  # an iterator, which looking would use up
         raise TypeError("data are no parts")
-    return tuple(value[:-1]), value[-1]
+    # Inputs before targets are one argument, a tuple of all, or stand one by one.
+    inputs = as_arguments(value[0]) if len(value) == 2 else tuple(value[:-1])
+    return inputs, value[-1]
 
 
 _CALLED = re.compile(r"(\w+): (\w+)\b")

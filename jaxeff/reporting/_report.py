@@ -17,6 +17,7 @@ judged["inside"]["accuracy"], judged["auroc"]
 ```
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -364,10 +365,48 @@ class Deployed(Protocol):
         ...
 
 
+def _inputs_and_labels(data: Sequence[Any]) -> tuple[tuple[Any, ...], Any]:
+    """Separates a function's arguments from labels: `(x, y)`, `((a, b), y)` or `(a, b, y)`."""
+    inputs = core.as_arguments(data[0]) if len(data) == 2 else tuple(data[:-1])
+    return inputs, data[-1]
+
+
+def _inputs_outside(outside: Any, count: int) -> tuple[tuple[Any, ...], Any]:
+    """Separates inputs out of domain, as many arguments as those in domain, from their labels."""
+    # Two arrays beside two inputs in domain are these inputs; beside one they are it and labels.
+    alone = not isinstance(outside, tuple)
+    if alone or (count > 1 and len(outside) == count and not isinstance(outside[0], tuple)):
+        return core.as_arguments(outside), None
+    return _inputs_and_labels(outside)
+
+
+def _labelled_inputs(where: str, value: Any) -> None:
+    """Checks a classifier's inputs, one or several, and labels."""
+    several = isinstance(value, tuple | list) and len(value) > 2
+    core.labelled_data(where, _inputs_and_labels(value) if several else value)
+
+
+def _of_one(f: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
+    """Makes a function of several arguments one of a list of them, which all measures take."""
+    if len(inputs) == 1:
+        return f
+
+    # A list, since what takes a batch reads a tuple as several arguments.
+    @functools.wraps(f)
+    def joined(params: Any, inputs: Any) -> Any:
+        return f(params, *inputs)
+
+    return joined
+
+
+def _one(inputs: tuple[Any, ...]) -> Any:
+    return inputs[0] if len(inputs) == 1 else list(inputs)
+
+
 @core.validate(
     f=core.pure_function,
     params=core.input_batch,
-    data=or_batches(core.labelled_data),
+    data=or_batches(_labelled_inputs),
     key=core.single_key,
     title=core.string,
     about=core.string_mapping,
@@ -412,12 +451,14 @@ def report(
     Args:
         key: Random key of noise and samples: with the same one a report of the same model says the
             same.
-        f: A classifier `f(params, x) -> logits`.
+        f: A classifier `f(params, *inputs) -> logits`.
         params: The parameters of `f`; of a posterior, `Gaussian` leaves, whose means are used where
             numbers are wanted.
-        data: Inputs and labels that were not trained on; batches of them (a loader, an iterator,
+        data: Inputs and labels that were not trained on, `(x, labels)`; of a function of several
+            inputs `((a, b), labels)` or `(a, b, labels)`; batches of them (a loader, an iterator,
             `jaxeff.training.Batches`) are read into memory first.
-        outside: Inputs out of domain, or a pair of inputs and labels.
+        outside: Inputs out of domain, or inputs and labels in the form of `data`; of several
+            inputs `(a, b)` without labels.
         bundle: The deployed model, for the section of its target.
         title: Title of the page.
         about: Texts of the model card by their headings, such as `{"Intended use": "..."}`.
@@ -439,7 +480,7 @@ def report(
     """
     if (source := Batches.of(data)) is not None:
         data = source.gathered()
-        core.labelled_data("report: data", data)
+        _labelled_inputs("report: data", data)
     for share in shares:
         core.check_number("report: shares", share, low=0, below=1)
     chosen = tuple(SECTIONS) + ("target",) * (bundle is not None)
@@ -450,8 +491,12 @@ def report(
     numbers = jax.tree.map(
         lambda leaf: leaf.mean if is_gaussian(leaf) else leaf, params, is_leaf=is_gaussian
     )
-    x, y = data
-    beyond, beyond_labels = outside if isinstance(outside, tuple) else (outside, None)
+    arguments, y = _inputs_and_labels(data)
+    f, x = _of_one(f, arguments), _one(arguments)
+    beyond, beyond_labels = None, None
+    if outside is not None:
+        beyond_arguments, beyond_labels = _inputs_outside(outside, len(arguments))
+        beyond = _one(beyond_arguments)
     logits = jax.eval_shape(f, numbers, jax.tree.map(lambda leaf: leaf[:1], x))
     if not hasattr(logits, "shape") or len(logits.shape) != 2:
         raise ValueError("report: f must be a classifier, f(params, x) -> logits [batch, classes]")
@@ -480,7 +525,7 @@ def report(
     with core.progress_bar(progress, "section", len(chosen)) as advance:
         for number, name in enumerate(chosen):
             if name == "target":  # a bundle is another file, which may be new
-                measured[name] = _target(bundle, (x, y))
+                measured[name] = _target(bundle, (data[0] if len(data) == 2 else arguments, y))
             elif kept is not None and name in kept:
                 measured[name] = kept[name]
             else:

@@ -301,7 +301,7 @@ def in_batches(
 
     Args:
         f: A function of a batch of inputs; a last batch that isn't full is passed as it is.
-        inputs: An array, batch axis first.
+        inputs: An array, batch axis first, or a pytree of them, as of a model of several inputs.
         batch_size: Inputs at a time.
         axis: The batch axis of the outputs: ``-2`` for logits ``[samples, batch, classes]``.
 
@@ -309,11 +309,17 @@ def in_batches(
         What ``f`` returns for all inputs at once: each leaf's batches joined along ``axis``.
 
     Raises:
-        ValueError: There are no inputs.
+        ValueError: There are no inputs, or not as many in each array.
     """
-    if not len(inputs):
+    sizes = [len(leaf) for leaf in jax.tree.leaves(inputs)]
+    if not any(sizes):
         raise ValueError("there are no inputs to pass in batches")
+    if len(set(sizes)) > 1:
+        raise ValueError(f"in_batches: inputs must be as many in each array, not {sizes[:6]}.")
     # A shorter last batch is passed as it is: padding it would change a function that looks at its
     # whole batch. Compiled functions compile once more for it.
-    parts = [f(inputs[i : i + batch_size]) for i in range(0, len(inputs), batch_size)]
+    parts = [
+        f(jax.tree.map(lambda leaf, i=i: leaf[i : i + batch_size], inputs))
+        for i in range(0, sizes[0], batch_size)
+    ]
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *parts)

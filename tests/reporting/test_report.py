@@ -124,6 +124,84 @@ def test_batches_are_read_into_arrays(model):
         jaxeff.report(jax.random.key(0), f, params, iter([x]))
 
 
+def of_two(params, a, b):
+    h = jax.nn.relu(a @ params["left"]["kernel"] + b @ params["right"]["kernel"])
+    return h @ params["head"]["kernel"]
+
+
+@pytest.fixture(scope="module")
+def several():
+    """A classifier of two inputs, its parameters, inputs and labels, more than one batch."""
+    shapes = {"left": (4, 6), "right": (3, 6), "head": (6, 3)}
+    keys = iter(jax.random.split(jax.random.key(0), 5))
+    params = {n: {"kernel": jax.random.normal(next(keys), s)} for n, s in shapes.items()}
+    a, b = jax.random.normal(next(keys), (300, 4)), jax.random.normal(next(keys), (300, 3))
+    return params, a, b, of_two(params, a, b + 0.5).argmax(-1)
+
+
+def of_dict(params, inputs):
+    return of_two(params, inputs["a"], inputs["b"])
+
+
+FORMS = {
+    "a tuple": lambda a, b, y: (of_two, ((a, b), y), (-a, -b)),
+    "flat": lambda a, b, y: (of_two, (a, b, y), ((-a, -b), y)),
+    "batches": lambda a, b, y: (
+        of_two, iter([(a[:200], b[:200], y[:200]), (a[200:], b[200:], y[200:])]), (-a, -b, y),
+    ),
+    "a list": lambda a, b, y: (lambda params, ab: of_two(params, *ab), ([a, b], y), [-a, -b]),
+    "a dict": lambda a, b, y: (of_dict, ({"a": a, "b": b}, y), ({"a": -a, "b": -b}, y)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_of_several_inputs(several, form):
+    params, a, b, y = several
+    f, data, outside = FORMS[form](a, b, y)
+    only = {"sections": ("layers",)}
+    page = jaxeff.report(jax.random.key(0), f, params, data, outside=outside, **only)
+    assert page.sections["layers"]["params"] == 4 * 6 + 3 * 6 + 6 * 3
+    assert page.facts["examples"] == 300
+
+
+def test_several_inputs_in_another_order_are_refused(several):
+    params, a, b, y = several
+    with pytest.raises(TypeError, match=r"report: data .*the inputs are in each other's place"):
+        jaxeff.report(jax.random.key(0), of_two, params, ((b, a), y), sections=("layers",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_predictions_of_several_inputs_are_those_of_one_array(several, form):
+    params, a, b, y = several
+    key, only = jax.random.key(0), {"sections": ("predictions",)}
+
+    def joined(params, ab):
+        return of_two(params, ab[:, :4], ab[:, 4:])
+
+    f, data, outside = FORMS[form](a, b, y)
+    both = jnp.concatenate([a, b], 1)
+    labelled = isinstance(outside, tuple) and outside[-1] is y
+    beyond = (-both, y) if labelled else -both
+    expected = jaxeff.report(key, joined, params, (both, y), outside=beyond, **only).sections
+    sections = jaxeff.report(key, f, params, data, outside=outside, **only).sections
+    ours, theirs = sections["predictions"], expected["predictions"]
+    for name in ("accuracy", "nll", "ece"):
+        np.testing.assert_allclose(ours["inside"][name], theirs["inside"][name], rtol=1e-5)
+    np.testing.assert_allclose(ours["auroc"], theirs["auroc"], rtol=1e-5)
+    assert ours["outside"].get("accuracy") == theirs["outside"].get("accuracy")
+    assert ("accuracy" in ours["outside"]) == labelled
+
+
+@pytest.mark.slow
+def test_all_sections_take_several_inputs(several):
+    params, a, b, y = several
+    posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
+    settings = {"levels": (0.1, 1.0), "widths": (4, 8), "shares": (0.5,), "examples": 280}
+    page = jaxeff.report(jax.random.key(0), of_two, posterior, (a, b, y), **settings)
+    assert not [name for name, section in page.sections.items() if "missing" in section]
+
+
 def test_what_was_measured_before_a_kill_is_kept(model, tmp_path, monkeypatch):
     f, params, _, data, _ = model
     arguments = {"sections": ("layers", "predictions"), "folder": tmp_path, "title": "kept"}

@@ -27,3 +27,11 @@ def test_batches_are_joined(batch, axis):
 def test_no_inputs_are_refused():
     with pytest.raises(ValueError, match="no inputs"):
         in_batches(lambda x: x, jnp.zeros((0, 3)))
+
+
+def test_several_inputs_are_cut_alike():
+    inputs = {"a": jnp.arange(7.0), "b": jnp.arange(14.0).reshape(7, 2)}
+    joined = in_batches(lambda part: part["a"] + part["b"].sum(1), inputs, 3)
+    np.testing.assert_array_equal(joined, inputs["a"] + inputs["b"].sum(1))
+    with pytest.raises(ValueError, match=r"as many in each array, not \[7, 6\]"):
+        in_batches(lambda part: part["a"], inputs | {"b": jnp.zeros(6)})
