@@ -48,7 +48,7 @@ from jaxeff import core
 from jaxeff.data import DataError, Dataset, normalize
 from jaxeff.nn import VAE, LeNet5
 from jaxeff.nn.models import negative_evidence_bound
-from jaxeff.training import CheckpointError, Loss, cross_entropy, fit, stateless
+from jaxeff.training import CheckpointError, FitResult, cross_entropy, fit, stateless
 from jaxeff.uncertainty import decompose_logits
 
 
@@ -179,9 +179,9 @@ def train_vae(
 
     optimizer = optax.adam(rate)
     data = (source.train_images,)
-    return _fit(
-        fit_key, stateless(loss), params, data, optimizer, recipe.vae_epochs, recipe, path, progress
-    )
+    train = partial(fit, fit_key, stateless(loss), params, data, optimizer=optimizer)
+    return _trained(train, epochs=recipe.vae_epochs, batch_size=recipe.batch_size, checkpoint=path,
+                    progress=progress)  # fmt: skip
 
 
 def train_member(
@@ -194,48 +194,20 @@ def train_member(
     # Falls to zero at the last update; an epoch has as many as there are full batches.
     rate = optax.cosine_decay_schedule(1e-3, recipe.member_epochs * steps)
 
-    return _fit(
-        fit_key,
-        cross_entropy(lambda params, x: f(params, normalize(x, source.name))),
-        params,
-        (source.train_images, source.train_labels),
-        optax.adam(rate),
-        recipe.member_epochs,
-        recipe,
-        path,
-        progress,
-    )
+    loss = cross_entropy(lambda params, x: f(params, normalize(x, source.name)))
+    data = (source.train_images, source.train_labels)
+    train = partial(fit, fit_key, loss, params, data, optimizer=optax.adam(rate))
+    return _trained(train, epochs=recipe.member_epochs, batch_size=recipe.batch_size,
+                    checkpoint=path, progress=progress)  # fmt: skip
 
 
-def _fit(
-    key: jax.Array,
-    loss: Loss,
-    params: Any,
-    data: tuple[Any, ...],
-    optimizer: optax.GradientTransformation,
-    epochs: int,
-    recipe: Recipe,
-    path: Path,
-    progress: bool | None,
-) -> Any:
+def _trained(train: Callable[..., FitResult], **options: Any) -> Any:
     """Trains, from the checkpoint on or anew where it is of no use; returns the parameters."""
-    train = partial(
-        fit,
-        key,
-        loss,
-        params,
-        data,
-        optimizer=optimizer,
-        epochs=epochs,
-        batch_size=recipe.batch_size,
-        checkpoint=path,
-        progress=progress,
-    )
     try:
-        return train().params
+        return train(**options).params
     except CheckpointError as error:
         warnings.warn(f"training starts again from the beginning: {error}", stacklevel=3)
-        return train(resume=False).params
+        return train(**options, resume=False).params
 
 
 @core.validate(

@@ -31,7 +31,7 @@ import jax
 import numpy as np
 
 from jaxeff import core
-from jaxeff.program import check_settings, resolve, trace
+from jaxeff.program import Program, check_settings, resolve, trace
 from jaxeff.pruning import dependencies
 from jaxeff.pruning._budget import Allowed, Budget, kept_best, within
 from jaxeff.pruning._plan import Plan
@@ -215,31 +215,9 @@ def prune_plan(
     args = core.as_arguments(batch)
     program = trace(f, params, *args)
     all_channels = dependencies.read_channels(program)
-    makes = {site for group in all_channels if group.free for site in group.sites}
-    uncrossed = {site for group in all_channels.free if not group.crossed for site in group.sites}
-    held = {site: group.refusal for group in all_channels if group.held for site in group.sites}
-
-    def applies(layer: Any, setting: Prune) -> bool:
-        return layer.site in (uncrossed if setting.crossed == dependencies.KEEP else makes)
-
-    try:
-        settings = resolve(spec, program, applies, "channels that can be removed")
-    except ValueError as error:
-        # The pattern may name a layer whose channels are held: then the reason helps more than a
-        # list of sites.
-        why = next((f" {held[s]}" for s in held if repr(s) in str(error) or s in spec), "")
-        if not why and any(s is not None and s.crossed == dependencies.KEEP for s in spec.values()):
-            why = f' Statistics cross all others, which crossed="{dependencies.KEEP}" leaves out.'
-        raise type(error)(f"{error}{why}") from None
-    by_shapes = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params))
-    # Shapes have no magnitudes: all channels are alike, and the plan says how many stay.
-    alike = {group.name: np.ones(group.size) for group in all_channels}
-    scores = alike if by_shapes and score is l1 else score(params, all_channels)
-    wanted = {}
-    for group in all_channels.free:
-        setting = _setting(group, settings)
-        if setting is not None and not (group.crossed and setting.crossed == dependencies.KEEP):
-            wanted[group.name] = setting
+    settings = _settings_of_makers(spec, program, all_channels)
+    scores = _all_scores(score, params, all_channels)
+    wanted = _settings_of_groups(all_channels, settings)
     groups = {group.name: group for group in all_channels}
     crossed = {n: s.crossed for n, s in wanted.items() if groups[n].crossed and s.crossed}
     dependencies.check_crossed(groups, crossed)
@@ -252,6 +230,29 @@ def prune_plan(
     if budget is not None:
         return within(budget, all_channels, allowed)
     return kept_best(all_channels, allowed, least)
+
+
+def _settings_of_makers(
+    spec: Mapping[str, Prune | None], program: Program, all_channels: dependencies.Channels
+) -> dict[str, Prune]:
+    """Resolves a spec among the layers that make channels which can be removed."""
+    # Which layers a setting applies to depends on what it says of statistics across channels.
+    makes = {site for group in all_channels if group.free for site in group.sites}
+    uncrossed = {site for group in all_channels.free if not group.crossed for site in group.sites}
+    held = {site: group.refusal for group in all_channels if group.held for site in group.sites}
+
+    def applies(layer: Any, setting: Prune) -> bool:
+        return layer.site in (uncrossed if setting.crossed == dependencies.KEEP else makes)
+
+    try:
+        return resolve(spec, program, applies, "channels that can be removed")
+    except ValueError as error:
+        # The pattern may name a layer whose channels are held: then the reason helps more than a
+        # list of sites.
+        why = next((f" {held[s]}" for s in held if repr(s) in str(error) or s in spec), "")
+        if not why and any(s is not None and s.crossed == dependencies.KEEP for s in spec.values()):
+            why = f' Statistics cross all others, which crossed="{dependencies.KEEP}" leaves out.'
+        raise type(error)(f"{error}{why}") from None
 
 
 def _warn_of_kept(
@@ -362,6 +363,18 @@ def _kept(
     return next(fits, group.size)
 
 
+def _settings_of_groups(
+    all_channels: dependencies.Channels, settings: Mapping[str, Prune]
+) -> dict[str, Prune]:
+    """Returns the settings of the groups that may lose channels, by name."""
+    wanted = {}
+    for group in all_channels.free:
+        setting = _setting(group, settings)
+        if setting is not None and not (group.crossed and setting.crossed == dependencies.KEEP):
+            wanted[group.name] = setting
+    return wanted
+
+
 def _setting(group: dependencies.Group, settings: Mapping[str, Prune]) -> Prune | None:
     """Returns what the layers of a group agree on."""
     chosen = {site: settings.get(site) for site in group.sites}
@@ -375,6 +388,17 @@ def _setting(group: dependencies.Group, settings: Mapping[str, Prune]) -> Prune 
             "setting."
         )
     return wanted.pop()
+
+
+def _all_scores(
+    score: Score, params: Any, all_channels: dependencies.Channels
+) -> Mapping[str, np.ndarray]:
+    """Scores all channels, of parameters or of their shapes."""
+    by_shapes = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params))
+    if by_shapes and score is l1:
+        # Shapes have no magnitudes: all channels are alike, and the plan says how many stay.
+        return {group.name: np.ones(group.size) for group in all_channels}
+    return score(params, all_channels)
 
 
 def _scores_of(group: dependencies.Group, scores: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -18,12 +18,11 @@ Sharp edges:
     `masked` keeps all shapes and zeroes parameters, so its booleans may be traced. `pruned` has new
     shapes, so its plan has to be known when it is made.
     Where a statistic is taken over channels (`Group.crossed`), the two differ: a smaller model has
-    the mean of what is left, and a `CrossedWarning` says where. `Plan.crossed`, which
-    `Prune(..., crossed=...)` sets, says that this is meant, or keeps such means equal.
-    A number that came from a shape stays what it was, unless it is how many entries a sum has had:
+    the mean of what is left, and a `CrossedWarning` says where. `Plan.crossed`, which `Prune(...,
+    crossed=...)` sets, says that this is meant, or keeps such means equal.
+    A number that came from a shape stays what it was, but for the count of a sum's entries:
     attention's 1/sqrt(d) is that of the old d unless asked (`rescale`).
-    Noise that `f` draws for channels (dropout, a reparametrisation) is drawn at the old shape, so
-    that a key gives the channels left what `masked` gives them; drawing costs what it did.
+    Noise that `f` draws for channels (dropout) is drawn at the old shape: as `masked` has it.
 """
 
 import functools
@@ -108,7 +107,6 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
     # A plan that keeps everything is the function itself, bit for bit.
     if all(keep.all() for keep in plan.concrete().values()):
         return f
-    names = tuple(plan.keep)
     losing = (
         plan.channels[name] for name, keep in plan.keep.items() if not np.all(np.asarray(keep))
     )
@@ -129,32 +127,35 @@ def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Calla
                 f"pruned can't act on analog(f, spec), which has cut {cut[0]!r} into tiles: take "
                 "pruned(f, plan) first, and analog of it"
             )
-        all_channels = read_channels(program)
-        ids = {
-            group.name: d for group, d in zip(all_channels, all_channels.dimensions, strict=True)
-        }
-        for name in names:
-            if name not in ids:
-                raise _missing(name)
-        for group in all_channels:
-            if group.held and not np.all(np.asarray(plan.keep.get(group.name, True))):
-                raise PlanError(
-                    f"{group.name!r} can't lose channels of this function: {group.held[0]}; prune "
-                    "before what does that, or take pruned(f, plan) first and transform it"
-                )
-        keep = {
-            ids[name]: where for name, where in zip(names, plan.concrete().values(), strict=True)
-        }
-        for name, where in zip(names, keep.values(), strict=True):
-            if all_channels[name].held and not where.all():
-                raise PlanError(all_channels[name].refusal)
-        zeros = frozenset(ids[name] for name in names if plan.crossed.get(name) == ZEROS)
-        emission = Emission(all_channels.labels, keep, rescale, zeros)
-        small = _cut_constants(program, emission)
+        small, emission = _restated(program, plan, rescale)
         outputs = evaluate(small, emission.rule, None, argument_leaves(args, kwargs))
         return jax.tree.unflatten(program.out_tree, outputs)
 
     return g
+
+
+def _restated(program: Program, plan: Plan, rescale: bool) -> tuple[Program, Emission]:
+    """Checks that a program can lose what a plan removes, and prepares its smaller equations."""
+    all_channels = read_channels(program)
+    ids = {group.name: d for group, d in zip(all_channels, all_channels.dimensions, strict=True)}
+    # Names first: a plan of another model may have groups that aren't here.
+    for name in plan.keep:
+        if name not in ids:
+            raise _missing(name)
+    for group in all_channels:
+        if group.held and not np.all(np.asarray(plan.keep.get(group.name, True))):
+            raise PlanError(
+                f"{group.name!r} can't lose channels of this function: {group.held[0]}; prune "
+                "before what does that, or take pruned(f, plan) first and transform it"
+            )
+    keep = dict(zip(plan.keep, plan.concrete().values(), strict=True))
+    for name, where in keep.items():
+        if all_channels[name].held and not where.all():
+            raise PlanError(all_channels[name].refusal)
+    zeros = frozenset(ids[name] for name in keep if plan.crossed.get(name) == ZEROS)
+    by_dimension = {ids[name]: where for name, where in keep.items()}
+    emission = Emission(all_channels.labels, by_dimension, rescale, zeros)
+    return _cut_constants(program, emission), emission
 
 
 def _check_masked(plan: Plan, params: Any) -> None:

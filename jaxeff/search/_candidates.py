@@ -14,20 +14,6 @@ candidates = Candidates(f, params, data, data, space, steps=2, batch_size=32)
 candidates.accuracy(jax.random.key(0), space.uncompressed)
 ```
 
-A sensitivity is what predictions lose by the compression of one layer alone, by method and
-strength: S(l, q) = mean over inputs of KL(f || f with layer l compressed by q), as Galen feeds it
-to its agents (Klein's thesis, eq. (4.6); after ZeroQ, arXiv 2001.00281). All layers, methods and
-strengths are policies of one compiled program.
-
-```python
-from jaxeff.search import Actions, sensitivity
-
-f, params, (x, y) = small_classifier()
-space = SearchSpace.read(f, params, x[:1])
-found = sensitivity(f, params, x[:64], space, Actions(round_to=4))
-found.pruning.shape                                             # [layers, strengths]
-```
-
 Sharp edges:
     Every candidate starts from the parameters that are given, not from the last one's, and where it
     trains it ends with running statistics of its own.
@@ -176,6 +162,21 @@ class Small(NamedTuple):
         return g, g.convert(self.params, x)
 
 
+def _steps(steps: int | None, batch_size: int, examples: int) -> int:
+    """Returns the updates of a candidate's training, an epoch's if None, which is the most."""
+    # An incomplete last batch is left out, as in any epoch.
+    most = examples // batch_size
+    if steps is None:
+        return most
+    check_count("Candidates: steps", steps, low=0)
+    if steps > most:
+        raise ValueError(
+            f"Candidates: steps={steps} of {batch_size} are more than the {examples} examples "
+            f"there are; an epoch has {most}"
+        )
+    return steps
+
+
 class Candidates:
     """Policies of one model on one data set, in one compiled program."""
 
@@ -217,8 +218,6 @@ class Candidates:
             ValueError: A count is out of bounds, or there are fewer examples than a batch.
         """
         check_count("Candidates: batch_size", batch_size)
-        if steps is not None:
-            check_count("Candidates: steps", steps, low=0)
         for name, examples in (("data", data), ("validation", validation)):
             if (count := training.count_examples(examples)) < batch_size:
                 raise ValueError(
@@ -234,13 +233,7 @@ class Candidates:
         if isinstance(loss, training.CheckedLoss):
             for examples in (data, validation):
                 loss.check(None, params, state, examples, batch_size)
-        most = training.count_examples(data) // batch_size
-        self.steps = most if steps is None else steps
-        if self.steps > most:
-            raise ValueError(
-                f"Candidates: steps={self.steps} of {batch_size} are more than the "
-                f"{training.count_examples(data)} examples there are; an epoch has {most}"
-            )
+        self.steps = _steps(steps, batch_size, training.count_examples(data))
         self.optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
         # Parameters and data are arguments of it: as constants they would be compiled in.
         self._measured = jax.jit(self._measure)
@@ -416,6 +409,20 @@ def sensitivity(
     strengths: int = STRENGTHS,
 ) -> CompressionSensitivity:
     """Measures every layer by every method.
+
+    A sensitivity is what predictions lose by the compression of one layer alone, by method and
+    strength: S(l, q) = mean over inputs of KL(f || f with layer l compressed by q), as Galen feeds
+    it to its agents (Klein's thesis, eq. (4.6); after ZeroQ, arXiv 2001.00281). All layers, methods
+    and strengths are policies of one compiled program.
+
+    ```python
+    from jaxeff.search import Actions, sensitivity
+
+    f, params, (x, y) = small_classifier()
+    space = SearchSpace.read(f, params, x[:1])
+    found = sensitivity(f, params, x[:64], space, Actions(round_to=4))
+    found.pruning.shape                                             # [layers, strengths]
+    ```
 
     Args:
         f: A classifier `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits,

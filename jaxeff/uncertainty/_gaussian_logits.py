@@ -192,12 +192,7 @@ def probit_logits(logits: Any) -> Float[Array, "*batch classes"]:
     there = ~jnp.isneginf(logits.mean)
     mean, var = jnp.where(there, logits.mean, 0), jnp.where(there, logits.var, 0)
 
-    def times_cov(weights: Array) -> Array:
-        if is_gaussian(logits):
-            return var * weights
-        both = there[..., :, None] & there[..., None, :]
-        return jnp.einsum("...ij,...j->...i", jnp.where(both, logits.cov, 0), weights)
-
+    times_cov = _product_with_covariance(logits, there)
     log_probs = jax.nn.log_softmax(mean, where=there, axis=-1)
     probs, first = jnp.exp(log_probs), is_first(log_probs)
     # w of a class is p without it. The most probable class may be all of p but for rounding, so its
@@ -222,12 +217,23 @@ def probit_logits(logits: Any) -> Float[Array, "*batch classes"]:
     within_others = (of_others(lambda w: (w * var).sum(-1, keepdims=True)) - left_out * var) / rest
     spread = jnp.maximum(within_others - among_others, 0)
     variance = jnp.maximum(var - 2 * with_others + among_others, 0)
+    margin = _moderated(log_odds - _moderated(spread / 2, spread), variance)
+    return _summing_to_one(jax.nn.log_sigmoid(margin), there, first, beside)
+
+
+def _moderated(mean: Array, variance: Array) -> Array:
+    """Divides a Gaussian logit's mean so that its sigmoid is the mean of the sigmoid."""
     # pi / 8 makes the slopes of sigmoid and probit equal at zero.
-    raised = spread / 2 / jnp.sqrt(1 + np.pi / 8 * spread)
-    margin = (log_odds - raised) / jnp.sqrt(1 + np.pi / 8 * variance)
-    log_each = jax.nn.log_sigmoid(margin)
-    # Newton's steps for the power at which they sum to one. Their excess is small where one class
-    # is sure, so one minus its probability isn't taken of rounded numbers.
+    return mean / jnp.sqrt(1 + np.pi / 8 * variance)
+
+
+def _summing_to_one(log_each: Array, there: Array, first: Array, beside: Array) -> Array:
+    """Raises probabilities, whose logarithms are given and returned, to the power of a sum of one.
+
+    `there` are the classes that aren't masked, `first` the most probable one, `beside` the others.
+    """
+    # Newton's steps. The excess is small where one class is sure, so one minus its probability
+    # isn't taken of rounded numbers.
     power: Any = 1.0
     for _ in range(_POWER_STEPS):
         each = jnp.exp(power * log_each)
@@ -244,6 +250,17 @@ def _check(where: str, logits: Any) -> None:
             f"{where}: logits must be a Gaussian, as jaxeff.moments(f) returns them, not a "
             f"{type(logits).__name__}; samples of logits go to decompose_logits"
         )
+
+
+def _product_with_covariance(logits: Any, there: Array) -> Callable[[Array], Array]:
+    """Makes the product of weights with the covariance of the classes that are there."""
+    if is_gaussian(logits):
+        var = jnp.where(there, logits.var, 0)
+        return lambda weights: var * weights
+    # Rows and columns of masked classes are zero, so that they add nothing.
+    both = there[..., :, None] & there[..., None, :]
+    cov = jnp.where(both, logits.cov, 0)
+    return lambda weights: jnp.einsum("...ij,...j->...i", cov, weights)
 
 
 class CalibrationWarning(UserWarning):
@@ -285,12 +302,7 @@ def temperature_scale(
     """
     is_random = is_gaussian(logits) or is_joint_gaussian(logits)
     mean: Any = logits.mean if is_random else logits
-    if np.ndim(mean) != 2 or not jnp.issubdtype(jnp.result_type(mean), jnp.floating):
-        raise TypeError("temperature_scale: logits must be floating-point [batch, classes]")
-    if not len(mean):
-        raise ValueError("temperature_scale: there are no examples")
-    core.warn_of_probs("temperature_scale: logits", mean)
-    core.check_labels("temperature_scale: labels", labels, mean.shape[-1], mean.shape[:-1])
+    _check_held_out(mean, labels)
     rows, dtype = jnp.asarray(labels)[:, None], jnp.result_type(mean)
     mean = core.widened(mean)  # in 16 bits slopes of many examples round off
     wide = mean.dtype
@@ -306,7 +318,31 @@ def temperature_scale(
         log_probs = jax.nn.log_softmax(scaled, where=there, axis=-1)
         return -jnp.take_along_axis(log_probs, rows, axis=-1)[:, 0]
 
-    slope = jax.grad(lambda log_temperature: nll(log_temperature).mean())
+    value, is_smallest, is_largest = _minimised(lambda log: nll(log).mean(), wide)
+    largest, smallest = (jnp.where(there, mean, end) for end in (-jnp.inf, jnp.inf))
+    is_constant = (largest.max(-1) <= smallest.min(-1)).all()
+    unknown = ~jnp.isfinite(nll(jnp.zeros((), wide)))
+    value = jnp.where(unknown.any(), jnp.nan, jnp.where(is_constant, 1, value)).astype(dtype)
+    if core.is_concrete(value):
+        _say(int(unknown.sum()), bool(is_constant), bool(is_smallest), bool(is_largest))
+    return Temperature(value)
+
+
+def _check_held_out(logits: Any, labels: Any) -> None:
+    if np.ndim(logits) != 2 or not jnp.issubdtype(jnp.result_type(logits), jnp.floating):
+        raise TypeError("temperature_scale: logits must be floating-point [batch, classes]")
+    if not len(logits):
+        raise ValueError("temperature_scale: there are no examples")
+    core.warn_of_probs("temperature_scale: logits", logits)
+    core.check_labels("temperature_scale: labels", labels, logits.shape[-1], logits.shape[:-1])
+
+
+def _minimised(loss: Callable[[Array], Array], dtype: Any) -> tuple[Array, Array, Array]:
+    """Finds the temperature of the smallest loss, which is a function of its logarithm.
+
+    Returns it, and whether it is at the lower or the upper end of the range.
+    """
+    slope = jax.grad(loss)
 
     def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
@@ -316,8 +352,8 @@ def temperature_scale(
 
     # Of logits the likelihood is convex in 1 / T. Of Gaussian ones it flattens where variances are
     # far above one, so a grid finds the basin, and the sign of the slope its bottom.
-    grid = jnp.linspace(jnp.log(SMALLEST), jnp.log(LARGEST), GRID, dtype=wide)
-    losses = jax.lax.map(lambda log_temperature: nll(log_temperature).mean(), grid)
+    grid = jnp.linspace(jnp.log(SMALLEST), jnp.log(LARGEST), GRID, dtype=dtype)
+    losses = jax.lax.map(loss, grid)
     best, least = losses.argmin(), losses.min()
     ends = grid[jnp.maximum(best - 1, 0)], grid[jnp.minimum(best + 1, GRID - 1)]
     low, high = jax.lax.fori_loop(0, STEPS, halve, ends)
@@ -325,13 +361,7 @@ def temperature_scale(
     is_smallest = (slope(grid[0]) >= 0) & (losses[0] <= least)
     is_largest = (slope(grid[-1]) <= 0) & (losses[-1] <= least)
     value = jnp.where(is_smallest, SMALLEST, jnp.where(is_largest, LARGEST, value))
-    largest, smallest = (jnp.where(there, mean, end) for end in (-jnp.inf, jnp.inf))
-    is_constant = (largest.max(-1) <= smallest.min(-1)).all()
-    unknown = ~jnp.isfinite(nll(jnp.zeros((), wide)))
-    value = jnp.where(unknown.any(), jnp.nan, jnp.where(is_constant, 1, value)).astype(dtype)
-    if core.is_concrete(value):
-        _say(int(unknown.sum()), bool(is_constant), bool(is_smallest), bool(is_largest))
-    return Temperature(value)
+    return value, is_smallest, is_largest
 
 
 def _say(unknown: int, is_constant: bool, is_smallest: bool, is_largest: bool) -> None:

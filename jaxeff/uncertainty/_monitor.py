@@ -17,23 +17,6 @@ print(seen.unknown_rate, seen.coverage, seen.evidence, seen.alarm)
 The state is some thirty numbers, whatever the network: counts of held-out and later scores in a few
 bins, running means, and the evidence of drift. It scans, vmaps over streams, deploys with
 ``state=("state",)``, and goes into C.
-
-The alarm needs no labels. Scores of the inputs fall into bins, of which a bin's p-value is taken
-among all that came before, held-out ones included; so p-values are exact, and the alarm's rate is
-as stated, for any network and any score, with as few held-out inputs as there are. Half of those
-make the bins and the other half the counts: bins of the same ones would favour them. The martingale
-and its papers are in `exchangeability`.
-
-Sharp edges:
-    Inputs that depend on each other, such as overlapping windows of one sound, are not exchangeable
-    though nothing drifts: give each event once, or every tenth window.
-    A drift becomes the new normal: bins count what comes. Shiryaev-Roberts goes on to alarm until
-    then; begin anew with the first state, or with held-out inputs of the new kind.
-    Rates of alarms are of all draws of the key. Streams with one key, such as devices that run the
-    same program, have their false alarms together: give each its own ``state.key``, two random
-    words.
-    What drifts in no score isn't seen. A score may be of anything: a variance, a distance, a norm.
-    From 16 million inputs on, counts in float32 stand still.
 """
 
 from collections.abc import Callable
@@ -52,6 +35,24 @@ Share = Annotated[float, core.Number(above=0, below=1)]
 @core.register_setting
 class Monitoring(core.Setting):
     """How a stream is watched.
+
+    The alarm needs no labels. Scores of the inputs fall into bins, of which a bin's p-value is
+    taken among all that came before, held-out ones included; so p-values are exact, and the alarm's
+    rate is as stated, for any network and any score, with as few held-out inputs as there are. Half
+    of those make the bins and the other half the counts: bins of the same ones would favour them.
+    The martingale and its papers are in `exchangeability`.
+
+    Sharp edges:
+        Inputs that depend on each other, such as overlapping windows of one sound, are not
+        exchangeable though nothing drifts: give each event once, or every tenth window.
+        A drift becomes the new normal: bins count what comes. Shiryaev-Roberts goes on to alarm
+        until then; begin anew with the first state, or with held-out inputs of the new kind.
+        Rates of alarms are of all draws of the key. Streams with one key, such as devices that run
+        the same program, have their false alarms together: give each its own ``state.key``, two
+        random words.
+        What drifts in no score isn't seen. A score may be of anything: a variance, a distance, a
+        norm.
+        From 16 million inputs on, counts in float32 stand still.
 
     Attributes:
         coverage: How often sets are to hold the truth.
@@ -177,12 +178,38 @@ def monitor(
         ValueError: There are thresholds of groups or classes, or fewer than two held-out inputs.
     """
     spec = Monitoring() if spec is None else spec
+    _check_one_threshold(calibration)
+    outputs = jax.jit(f)(params, x)
+    held = _checked_scores(score(outputs))
+    limit = _selective.coverage_threshold(held, 1 - spec.unknown)
+    edges = jnp.quantile(held[::2], jnp.arange(1, spec.bins) / spec.bins).astype(jnp.float32)
+    counts = jnp.bincount(_bins(held[1::2], edges), length=spec.bins).astype(jnp.float32)
+    first = _first_state(spec, calibration, counts, jax.random.bits(key, (2,), jnp.uint32), outputs)
+
+    def step(params: Any, x: Any, targets: Any, state: MonitorState) -> tuple[Reading, Any]:
+        outputs = f(params, x)
+        scores = score(outputs)
+        region = calibration.method.region(outputs, state.threshold)
+        state, due = _queued(state, region)
+        state = _told(spec, calibration.method, state, due, targets)
+        unknown = ~(scores <= limit)  # where a score is no number, too
+        state, evidence = _watched(spec, state, _bins(scores, edges), unknown)
+        rates = state.unknown_rate, state.coverage
+        return Reading(outputs, region, unknown, *rates, evidence, state.alarm), state
+
+    return step, first
+
+
+def _check_one_threshold(calibration: _conformal.ConformalCalibration) -> None:
     if jnp.ndim(calibration.threshold):
         raise ValueError(
             "monitor: calibration must have one threshold, not one for each group or class"
         )
-    outputs = jax.jit(f)(params, x)
-    held = jnp.asarray(score(outputs), jnp.float32)
+
+
+def _checked_scores(scores: Any) -> Float[Array, " held"]:
+    """Converts the scores of held-out inputs, which must be numbers, of two inputs at least."""
+    held = jnp.asarray(scores, jnp.float32)
     if held.ndim != 1 or len(held) < 2:
         raise ValueError(
             "monitor: score(outputs) must be a vector of a number for each of at least two "
@@ -190,24 +217,7 @@ def monitor(
         )
     if core.is_concrete(held) and bool(jnp.isnan(held).any()):
         raise ValueError("monitor: x gives scores that aren't numbers: leave those inputs out")
-    limit = _selective.coverage_threshold(held, 1 - spec.unknown)
-    edges = jnp.quantile(held[::2], jnp.arange(1, spec.bins) / spec.bins).astype(jnp.float32)
-    counts = jnp.bincount(_bins(held[1::2], edges), length=spec.bins).astype(jnp.float32)
-    method = calibration.method
-
-    def step(params: Any, x: Any, targets: Any, state: MonitorState) -> tuple[Reading, Any]:
-        outputs = f(params, x)
-        scores = score(outputs)
-        region = method.region(outputs, state.threshold)
-        state, due = _queued(state, region)
-        state = _told(spec, method, state, due, targets)
-        unknown = ~(scores <= limit)  # where a score is no number, too
-        state, evidence = _watched(spec, state, _bins(scores, edges), unknown)
-        told = state.unknown_rate, state.coverage, evidence, state.alarm
-        return Reading(outputs, region, unknown, *told), state
-
-    words = jax.random.bits(key, (2,), jnp.uint32)
-    return step, _first_state(spec, calibration, counts, words, outputs)
+    return held
 
 
 def _first_state(
