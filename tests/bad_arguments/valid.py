@@ -406,9 +406,6 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff_export.run_on_boards": {"work": print, "boards": ("local",)},
     "jaxeff_export.resolve_target": {"target": "host"},
     "jaxeff_export.channel_multiple": {"target": "host"},
-    "jaxeff_export.boards.flash_firmware": {
-        "command": "true", "image": Path("never-written"), "board": "serial:COM3",
-    },
     "jaxeff_export.boards.make_board": {"target": {"mcpu": "cortex-a72"}},
 }  # fmt: skip
 """What parameters of one function are, where they differ from `COMMON`."""
