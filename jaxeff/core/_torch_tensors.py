@@ -277,6 +277,7 @@ Cell = Callable[[Sequence[Any], Sequence[Any], Any], list[Any]]
 
 def _summed(weights: Sequence[Any], h: Any, x: Any) -> tuple[Any, Any]:
     """Multiplies an input and a state by the weights of all gates, `[gates * hidden, ...]`."""
+    # Both have a bias, of which one would do; PyTorch keeps what cuDNN has.
     of_input, of_state, *biases = weights
     parts = x @ of_input.T, h @ of_state.T
     return tuple(p + b for p, b in zip(parts, biases, strict=True)) if biases else parts  # type: ignore[return-value]
@@ -295,6 +296,7 @@ def _lstm_cell(weights: Sequence[Any], states: Sequence[Any], x: Any) -> list[An
 def _gru_cell(weights: Sequence[Any], states: Sequence[Any], x: Any) -> list[Any]:
     (h,) = states
     of_input, of_state = (jnp.split(part, 3, axis=-1) for part in _summed(weights, h, x))
+    # The state's part of the new state is reset after its product, as cuDNN does it.
     reset, update = (jax.nn.sigmoid(of_input[k] + of_state[k]) for k in (0, 1))
     new = jnp.tanh(of_input[2] + reset * of_state[2])
     return [(1 - update) * new + update * h]
@@ -331,6 +333,7 @@ def recurrent(cell: Cell, unknown: Callable[[], Exception]) -> Callable[..., Any
         # Of the LSTM two, the state and what its cells remember; of the others one.
         states = states if isinstance(states, list | tuple) else [states]
         directions = 2 if both_ways else 1
+        # With biases and a projection five of a layer and direction, without either two.
         each = len(weights) // (count * directions)
         y = jnp.swapaxes(x, 0, 1) if batch_first else x
         after = []

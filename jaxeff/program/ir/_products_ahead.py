@@ -70,11 +70,13 @@ class _Product:
 
     def weights(self, read: Callable[[Any], Any]) -> Any:
         """Lays the matrices side by side."""
+        # A single one stays as it is: a copy would be a second array of parameters.
         matrices = [read(eqn.invars[1]) for eqn in self.equations]
         return matrices[0] if len(matrices) == 1 else jnp.concatenate(matrices, self.axis)
 
     def parts(self, product: Any) -> Sequence[Any]:
         """Splits the product of all into those of each."""
+        # Columns of the product are those of the matrices, in their order.
         results: list[Any] = [eqn.outvars[0].aval for eqn in self.equations]
         widths = [result.shape[-1] for result in results]
         return lax.split(product, widths, product.ndim - 1) if len(widths) > 1 else [product]
@@ -99,6 +101,7 @@ def _scanned(eqn: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
     rows = [i for i, product in enumerate(products) if product.row]
     operands = [products[i].equations[0].invars[0] for i in rows]
     makers = _makers(inside, operands)
+    # Beside the operands themselves, what they come from, such as rows that are scaled first.
     row_names = loop.body.jaxpr.invars[len(loop.consts) + len(loop.carry) :]
 
     def of_row(row: Sequence[Any]) -> list[Any]:
@@ -109,6 +112,7 @@ def _scanned(eqn: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
 
     def step(carry: Sequence[Any], rows_and_products: tuple[Sequence[Any], Sequence[Any]]) -> Any:
         row, done = rows_and_products
+        # All that a step doesn't have to compute any more is known when it begins.
         known = fixed | dict(zip(loop.body.jaxpr.invars, loop.inputs(carry, row), strict=True))
         ready = dict(zip(rows, done, strict=True))
         for i, product in ready.items():
@@ -126,6 +130,7 @@ def _scanned(eqn: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
                 _compute([each], known)
         return loop.split([_read(v, known) for v in loop.body.jaxpr.outvars])
 
+    # The vmap of a product by one matrix is one product of a matrix of all rows.
     ahead = jax.vmap(of_row)(loop.xs) if rows else []
     carry, ys = lax.scan(step, loop.carry, (loop.xs, ahead), loop.length, loop.reverse, loop.unroll)
     return [*carry, *ys]
@@ -154,6 +159,7 @@ def _levels(loop: Scan[Any]) -> tuple[list[JaxprEqn], dict[Any, int]]:
         levels.update(dict.fromkeys(eqn.outvars, level))
         return [level] * len(eqn.outvars)
 
+    # Literals depend on nothing, whatever reads them.
     walk(loop.body, of_inputs, rule, lambda atom, value: _FIXED)
     return inside, levels
 
@@ -167,6 +173,7 @@ def _grouped(inside: Sequence[JaxprEqn], levels: dict[Any, int], length: int) ->
         x, w = eqn.invars
         matrix: Any = w.aval
         (summed, batch) = eqn.params["dimension_numbers"]
+        # Any other product, such as one of rows by rows, is its own in every step.
         plain = not any(batch) and len(summed[1]) == 1 and matrix.ndim == 2
         if plain and levels[w] == _FIXED and levels[x] != _FIXED:
             alike = str(sorted(eqn.params.items(), key=str)), matrix.dtype
@@ -186,6 +193,7 @@ def _makers(inside: Sequence[JaxprEqn], wanted: Iterable[Any]) -> list[JaxprEqn]
     """Lists the equations of a body that values come from, in their order."""
     needed = {v for v in wanted if not isinstance(v, Literal)}
     makers = []
+    # From the last to the first: what an equation reads is needed once the equation is.
     for eqn in reversed(inside):
         if needed.intersection(eqn.outvars):
             makers.append(eqn)
