@@ -28,12 +28,37 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
     module = _with_plain_weights(model)
     if not (keyed or mutable):
         module.eval()
+
+    def restored(params: Leaves, state: Leaves, kept: Kept) -> torch.nn.Module:
+        result = _with_plain_weights(model)
+        for path, leaf in {**params, **state}.items():
+            _set(result, path.replace("/", "."), np.asarray(leaf))
+        for name, first in _first_names(module).items():
+            if name != first:
+                owner, _, last = name.rpartition(".")
+                setattr(result.get_submodule(owner), last, result.get_parameter(first))
+        for name, layer in result.named_modules():
+            _resize(layer, kept.get(_path(f"{name}.weight" if name else "weight")))
+            _check_widths(name, layer)
+        return result
+
+    return read_callable(module, "forward" if method is None else method, mutable, restored)
+
+
+def _first_names(module: torch.nn.Module) -> dict[str, str]:
+    """Returns the name that each parameter is listed under: the first of those of a tied one."""
+    first_names = {id(p): n for n, p in module.named_parameters()}
+    return {n: first_names[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
+
+
+def read_callable(
+    module: torch.nn.Module, called: Any, mutable: bool, restored: Callable[..., Any]
+) -> LibraryModel:
+    """Reads what a module computes by a method, or by a function that takes it first."""
     callable_module = JittableModule(module)
     named = {**callable_module.params, **callable_module.buffers}
     trained = dict(module.named_parameters())
-    # A tied parameter has several names; the first is the one that it is listed under.
-    first_names = {id(p): n for n, p in trained.items()}
-    all_names = {n: first_names[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
+    all_names = _first_names(module)
     params = {_path(n): _array(v) for n, v in trained.items()}
     others = {n: v for n, v in named.items() if n not in all_names}
     state = {_path(n): _array(v) for n, v in others.items()}
@@ -56,7 +81,6 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
         args, kwargs = _to_tensors(environment, (args, kwargs), copied=traced)
         # Any key will do for a module that draws nothing; in training mode it draws the same again.
         drawn = _key(key) if key is not None else jax.random.key(0)
-        called = "forward" if method is None else method
         # What a forward pass makes itself (`torch.zeros`, `torch.arange`) is an array of JAX too.
         with (
             environment, environment.override_property(prng=drawn), torch.device("jax"),
@@ -67,19 +91,6 @@ def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: boo
             check_current(part)
         after = environment.t2j_iso({path: tensors[names[path]] for path in state})
         return _plain(environment.t2j_iso(result)), after
-
-    def restored(params: Leaves, state: Leaves, kept: Kept) -> torch.nn.Module:
-        result = _with_plain_weights(model)
-        for path, leaf in {**params, **state}.items():
-            _set(result, names[path], np.asarray(leaf))
-        for name, first in all_names.items():
-            if name != first:
-                owner, _, last = name.rpartition(".")
-                setattr(result.get_submodule(owner), last, result.get_parameter(first))
-        for name, layer in result.named_modules():
-            _resize(layer, kept.get(_path(f"{name}.weight" if name else "weight")))
-            _check_widths(name, layer)
-        return result
 
     return LibraryModel(run, params, state, restored)
 

@@ -110,6 +110,7 @@ def functional(
 
     Args:
       model: A ``flax.nnx.Module``; a ``flax.linen.Module``, bound or not; a ``torch.nn.Module``
+        or ``torch.export.ExportedProgram``, or the path of its ``.pt2`` file
         (``pip install jaxeff[torch]``); a Keras 3 model (one of another backend is built again
         on JAX's); an ``equinox.Module``; the path of a ``.tflite`` or ``.onnx`` file, or an
         ``onnx.ModelProto``
@@ -157,10 +158,10 @@ def functional(
         )
     reading = _read_model(model, args, method, keyed, mutable)
     run, params, state, keys = reading.run, reading.params, reading.state, reading.keys
-    channels = "first" if is_of(model, "torch.nn", "Module") else None
+    channels = "first" if is_of(model, "torch.nn", "Module") or _is_program(model) else None
     if isinstance(model, nnx.Module | nn.Module) or _ending(model) == ".tflite":
         channels = "last"
-    name = Path(model).stem if _ending(model) in _FILES else type(model).__name__
+    name = Path(model).stem if _ending(model) in (*_FILES, ".pt2") else type(model).__name__
     expected_params = {path: _spec(leaf) for path, leaf in params.items()}
     expected_state = {path: _spec(leaf) for path, leaf in state.items()}
 
@@ -318,6 +319,11 @@ def _read_model(
         from jaxeff.core._from_torch import read_torch  # PyTorch is imported only for its models
 
         return read_torch(model, method, keyed, mutable)
+    if _is_program(model):
+        # As above; a file needs PyTorch to be installed.
+        from jaxeff.core._torch_programs import read_program
+
+        return read_program(model, method, keyed, mutable)
     if is_of(model, "equinox", "Module"):
         return from_jax.read_equinox(model, method, keyed, mutable)
     if isinstance(model, LibraryModel):
@@ -335,7 +341,7 @@ def _read_model(
         return library_model
     raise TypeError(
         "functional: model must be a module of Flax (NNX or Linen), PyTorch, Keras or Equinox, or "
-        f"the path of an .onnx or .tflite file, not {name}; {_way_out(model)}."
+        f"the path of an .onnx, .tflite or .pt2 file, not {name}; {_way_out(model)}."
     )
 
 
@@ -408,6 +414,10 @@ def _to_tflite(reason: str, folder: str) -> str:
         f"tensorflow.lite.TFLiteConverter.from_saved_model({folder}).convert()) makes a file that "
         "functional reads"
     )
+
+
+def _is_program(model: Any) -> bool:
+    return _ending(model) == ".pt2" or is_of(model, "torch.export", "ExportedProgram")
 
 
 def _ending(model: Any) -> str:
