@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxeff
-from jaxeff.core import TrainingModeWarning
+from jaxeff.core._from_jax import TrainingModeWarning
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchax")
