@@ -316,12 +316,12 @@ def _read_model(
     if isinstance(model, nnx.Module):
         return from_jax.read_nnx(model, method, keyed, mutable)
     if is_of(model, "torch.nn", "Module"):
-        from jaxeff.core._from_torch import read_torch  # PyTorch is imported only for its models
+        from jaxeff.core.pytorch import read_torch  # PyTorch is imported only for its models
 
         return read_torch(model, method, keyed, mutable)
     if _is_program(model):
         # As above; a file needs PyTorch to be installed.
-        from jaxeff.core._torch_programs import read_program
+        from jaxeff.core.pytorch import read_program
 
         return read_program(model, method, keyed, mutable)
     if is_of(model, "equinox", "Module"):

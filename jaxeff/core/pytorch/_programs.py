@@ -21,9 +21,9 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.utils import _pytree as pytree
 
 from jaxeff.core._from_jax import Kept, Leaves, LibraryModel, Method, warn_of_training_mode
-from jaxeff.core._from_torch import read_callable
-from jaxeff.core._torch_files import load_program
-from jaxeff.core._torch_tensors import is_tensor
+from jaxeff.core.pytorch._files import load_program
+from jaxeff.core.pytorch._modules import read_callable
+from jaxeff.core.pytorch._tensors import is_tensor
 
 
 def read_program(

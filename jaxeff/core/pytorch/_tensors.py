@@ -3,9 +3,7 @@
 torchax's tensor keeps the size it was made with and forgets what is written behind its back. This
 one's size follows its array, and it remembers the operations it was made by where they are of the
 model's own numbers: a mask, a stride or a length has a value in a traced function too. At the end
-are embeddings that torchax computes of values, which a traced function hasn't, and recurrent layers
-as one loop a layer and direction: PyTorch decomposes them step by step, and of a hundred steps that
-is a program of a thousand equations, which takes half a minute to trace.
+are embeddings that torchax computes of values, which a traced function hasn't.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax import lax
 
 try:
     from torchax.tensor import Tensor
@@ -269,97 +266,3 @@ def _even_size(offsets: Any, length: int) -> int | None:
         return None
     sizes = np.diff(np.append(np.asarray(value.value()), length))
     return int(sizes[0]) if len(sizes) and sizes[0] and (sizes == sizes[0]).all() else None
-
-
-Cell = Callable[[Sequence[Any], Sequence[Any], Any], list[Any]]
-"""Gives the states after a step, for a direction's weights, the states before, and inputs."""
-
-
-def _summed(weights: Sequence[Any], h: Any, x: Any) -> tuple[Any, Any]:
-    """Multiplies an input and a state by the weights of all gates, `[gates * hidden, ...]`."""
-    # Both have a bias, of which one would do; PyTorch keeps what cuDNN has.
-    of_input, of_state, *biases = weights
-    parts = x @ of_input.T, h @ of_state.T
-    return tuple(p + b for p, b in zip(parts, biases, strict=True)) if biases else parts  # type: ignore[return-value]
-
-
-def _lstm_cell(weights: Sequence[Any], states: Sequence[Any], x: Any) -> list[Any]:
-    h, c = states
-    # A projection, which states are smaller by, is the last of an odd number.
-    projected = weights[-1] if len(weights) % 2 else None
-    i, f, g, o = jnp.split(sum(_summed(weights[: len(weights) // 2 * 2], h, x)), 4, axis=-1)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    h = jax.nn.sigmoid(o) * jnp.tanh(c)
-    return [h if projected is None else h @ projected.T, c]
-
-
-def _gru_cell(weights: Sequence[Any], states: Sequence[Any], x: Any) -> list[Any]:
-    (h,) = states
-    of_input, of_state = (jnp.split(part, 3, axis=-1) for part in _summed(weights, h, x))
-    # The state's part of the new state is reset after its product, as cuDNN does it.
-    reset, update = (jax.nn.sigmoid(of_input[k] + of_state[k]) for k in (0, 1))
-    new = jnp.tanh(of_input[2] + reset * of_state[2])
-    return [(1 - update) * new + update * h]
-
-
-def _elman_cell(activation: Callable[[Any], Any]) -> Cell:
-    return lambda weights, states, x: [activation(sum(_summed(weights, states[0], x)))]
-
-
-CELLS: dict[str, Cell] = {
-    "lstm": _lstm_cell,
-    "gru": _gru_cell,
-    "rnn_tanh": _elman_cell(jnp.tanh),
-    "rnn_relu": _elman_cell(jax.nn.relu),
-}
-"""By name of PyTorch's function."""
-
-
-def recurrent(cell: Cell, unknown: Callable[[], Exception]) -> Callable[..., Any]:
-    """Makes the function that computes a recurrent layer as PyTorch's of its name does.
-
-    Args:
-        cell: One of `CELLS`.
-        unknown: Makes what is raised where PyTorch has to decompose a call itself: packed
-            sequences, whose second argument is the sizes of batches, and dropout between layers.
-    """
-
-    def layers(x: Any, states: Any, weights: Any, *settings: Any) -> Any:
-        if not isinstance(weights, list | tuple):
-            raise unknown()
-        count, dropout, train, both_ways, batch_first = settings[1:]  # the first: whether biased
-        if dropout and train and count > 1:
-            raise unknown()
-        # Of the LSTM two, the state and what its cells remember; of the others one.
-        states = states if isinstance(states, list | tuple) else [states]
-        directions = 2 if both_ways else 1
-        # With biases and a projection five of a layer and direction, without either two.
-        each = len(weights) // (count * directions)
-        y = jnp.swapaxes(x, 0, 1) if batch_first else x
-        after = []
-        for layer in range(count):
-            # The second direction has weights of its own, and begins at the end.
-            results = []
-            for direction in range(directions):
-                place = layer * directions + direction
-                matrices = weights[place * each : (place + 1) * each]
-                last, rows = _scanned(cell, matrices, [s[place] for s in states], y, direction == 1)
-                after.append(last)
-                results.append(rows)
-            y = jnp.concatenate(results, -1) if both_ways else results[0]
-        y = jnp.swapaxes(y, 0, 1) if batch_first else y
-        return (y, *(jnp.stack(each) for each in zip(*after, strict=True)))
-
-    return layers
-
-
-def _scanned(
-    cell: Cell, weights: Sequence[Any], states: Sequence[Any], rows: Any, reverse: bool
-) -> tuple[Sequence[Any], Any]:
-    """Runs a cell over the rows of `[steps, batch, inputs]`: its last states, and each step's."""
-
-    def step(states: Sequence[Any], x: Any) -> tuple[list[Any], Any]:
-        after = cell(weights, states, x)
-        return after, after[0]
-
-    return lax.scan(step, list(states), rows, reverse=reverse)

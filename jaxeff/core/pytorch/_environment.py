@@ -23,8 +23,15 @@ from torchax.tensor import OperatorNotFound as OperatorNotFound
 from torchax.tensor import Tensor
 from torchax.view import View
 
-from jaxeff.core import _torch_tensors
-from jaxeff.core._torch_tensors import UNKNOWN, Known, ModelTensor, check_current, is_tensor, known
+from jaxeff.core.pytorch import _recurrent, _tensors
+from jaxeff.core.pytorch._tensors import (
+    UNKNOWN,
+    Known,
+    ModelTensor,
+    check_current,
+    is_tensor,
+    known,
+)
 
 
 class _Writing(Environment):
@@ -238,8 +245,8 @@ def pytorch_environment() -> Environment:
     # What PyTorch's own decompositions call: only the function of the same name crops, by paddings
     # below zero, and knows all of PyTorch's modes.
     replaced(aten.pad, lambda _: all_torch_functions[torch.nn.functional.pad].func)
-    for name, cell in _torch_tensors.CELLS.items():
-        function = _torch_tensors.recurrent(
+    for name, cell in _recurrent.CELLS.items():
+        function = _recurrent.recurrent(
             cell, lambda: OperatorNotFound("a recurrent layer of this kind")
         )
         environment.override_op_definition(getattr(torch, name), on_tensors(function))
@@ -378,11 +385,9 @@ def _write_as_pytorch(environment: Environment) -> None:
     for name in ("transpose", "t", "unsqueeze", "squeeze"):
         shaped = InplaceOp(getattr(aten, name), replace=True)
         environment.override_op_definition(getattr(aten, f"{name}_"), shaped)
-    environment.override_op_definition(aten.embedding_renorm_, _torch_tensors.renormalize)
-    environment.override_op_definition(aten._embedding_bag, _torch_tensors.embedding_bag)
-    environment.override_op_definition(
-        aten._embedding_bag_forward_only, _torch_tensors.embedding_bag
-    )
+    environment.override_op_definition(aten.embedding_renorm_, _tensors.renormalize)
+    environment.override_op_definition(aten._embedding_bag, _tensors.embedding_bag)
+    environment.override_op_definition(aten._embedding_bag_forward_only, _tensors.embedding_bag)
     environment.override_op_definition(aten._is_all_true, _asserted)
     environment.override_op_definition(aten._is_any_true, torch.any)
 

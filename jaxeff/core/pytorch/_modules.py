@@ -18,8 +18,13 @@ import torch
 from torch.nn.utils import parametrize
 
 from jaxeff.core._from_jax import Kept, Leaves, LibraryModel, Method, groups_left
-from jaxeff.core._torch_tensors import Known, ModelTensor, check_current, is_tensor
-from jaxeff.core._torchax import Environment, JittableModule, OperatorNotFound, pytorch_environment
+from jaxeff.core.pytorch._environment import (
+    Environment,
+    JittableModule,
+    OperatorNotFound,
+    pytorch_environment,
+)
+from jaxeff.core.pytorch._tensors import Known, ModelTensor, check_current, is_tensor
 
 
 def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: bool) -> LibraryModel:
