@@ -15,7 +15,10 @@ from jaxeff.core._from_jax import TrainingModeWarning
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchax")
-pytestmark = pytest.mark.promotes("dtype", "rank")  # torchax does
+pytestmark = [
+    pytest.mark.promotes("dtype", "rank"),  # torchax does
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),  # PyTorch's own use of it
+]
 
 
 class Net(torch.nn.Module):
@@ -48,7 +51,7 @@ def saved(program, path):
     return path
 
 
-@pytest.mark.seconds(10)
+@pytest.mark.seconds(30)
 def test_a_program_and_its_file_compute_what_pytorch_does(x, tmp_path):
     program = exported(Net().eval(), x, dynamic_shapes=({0: torch.export.Dim.AUTO},))
     expected = program.module()(torch.tensor(x)).detach().numpy()
@@ -65,13 +68,13 @@ def test_a_program_and_its_file_compute_what_pytorch_does(x, tmp_path):
             f(params, x[:, :, 1:])
         with pytest.raises(TypeError, match="takes 1 inputs in order"):
             f(params, x, x)
-    with pytest.raises(ValueError, match="an exported program's sizes are fixed"):
+    with pytest.raises(ValueError, match=r"fc/weight' is float32\[2,4\] and was"):
         jaxeff.restore(program, {**params, "fc": {"weight": np.ones((2, 4)), "bias": np.ones(2)}})
     with pytest.raises(TypeError, match="no methods"):
         jaxeff.functional(program, method="forward")
 
 
-@pytest.mark.seconds(10)
+@pytest.mark.seconds(20)
 def test_a_program_for_training_follows_the_batch_or_says_so(x):
     net = Net(drop=0.5)
     program = exported(net, x)
@@ -98,10 +101,14 @@ class Ran:
 
 def changed(source, target, change):
     """Copies an archive, with other bytes of its parts."""
-    with zipfile.ZipFile(source) as before, zipfile.ZipFile(target, "w") as after:
+    parts, added = {}, {}
+    with zipfile.ZipFile(source) as before:
         for name in before.namelist():
             for new, content in change(name, before.read(name)):
-                after.writestr(new, content)
+                (parts if new == name else added)[new] = content
+    with zipfile.ZipFile(target, "w") as after:
+        for name, content in (parts | added).items():
+            after.writestr(name, content)
     return target
 
 
@@ -175,7 +182,7 @@ def hostile(path):
     }  # fmt: skip
 
 
-@pytest.mark.seconds(10)
+@pytest.mark.seconds(20)
 def test_a_file_that_would_run_code_is_refused_and_runs_none(x, tmp_path):
     source = saved(exported(Net().eval(), x), tmp_path / "net.pt2")
     ran = tmp_path / "ran"
@@ -186,7 +193,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(x, tmp_path):
         assert not ran.exists(), name
 
 
-@pytest.mark.seconds(10)
+@pytest.mark.seconds(20)
 def test_a_damaged_file_is_named(x, tmp_path):
     content = saved(exported(Net().eval(), x), tmp_path / "net.pt2").read_bytes()
     path = tmp_path / "damaged.pt2"
