@@ -27,7 +27,7 @@ WORDS = {
     "guides/scores.md": "ood out-of-distribution anomaly mahalanobis energy knn odin vim",
     "guides/tokens.md": "llm language model uncertainty hallucination lora",
     "guides/engines.md": "tflite litert onnx onnxruntime ethos-u npu vela",
-    "guides/weights.md": "safetensors gguf checkpoint npz",
+    "guides/weights.md": "safetensors gguf checkpoint npz hugging face hub push",
     "guides/decisions.md": "conformal abstain reject unknown threshold drift monitor",
     "guides/perception.md": "object detection segmentation fomo yolo unet nms iou bounding boxes",
     "guides/noise.md": "robustness noise analog accuracy",

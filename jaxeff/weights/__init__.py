@@ -23,6 +23,9 @@ candidates, and nothing is loaded. No format that is read here can hold code.
 from jaxeff.weights._files import WeightsError as WeightsError
 from jaxeff.weights._files import gguf_metadata as gguf_metadata
 from jaxeff.weights._files import packaged_file as packaged_file
+from jaxeff.weights._hub import HubModel as HubModel
+from jaxeff.weights._hub import load_from_hub as load_from_hub
+from jaxeff.weights._hub import push_to_hub as push_to_hub
 from jaxeff.weights._load import LoadedWeights as LoadedWeights
 from jaxeff.weights._load import load_weights as load_weights
 from jaxeff.weights._matching import channels_last_inputs as channels_last_inputs
