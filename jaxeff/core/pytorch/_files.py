@@ -60,7 +60,8 @@ def _examine(content: bytes) -> None:
         for name in names:
             if not name.startswith(_KNOWN_PARTS):
                 raise _UnsafeError(f"has the part {name!r}")
-        models = [name for name in names if name.startswith(constants.MODELS_DIR)]
+        # Others would be examined, but never run.
+    models = [name for name in names if name.startswith(constants.MODELS_DIR)]
         expected = constants.MODELS_FILENAME_FORMAT.format("model")
         if models != [expected]:
             raise ValueError(f"it has the programs {models}, not {expected}.")
@@ -74,6 +75,7 @@ def _examine(content: bytes) -> None:
 
 def _check_stored(content: bytes) -> None:
     """Refuses an archive whose parts are larger than it is: they would inflate."""
+    # The size of a record is what it takes when it is read.
     reader = torch._C.PyTorchFileReader(io.BytesIO(content))
     if sum(map(reader.get_record_size, reader.get_all_records())) > len(content):
         raise _UnsafeError("has compressed parts")
@@ -132,6 +134,7 @@ def _examine_graph(program: Any) -> None:
             _examine_structure(json.loads(text)[1])
         if key == "guards_code" and not _is_arithmetic(text, _MEMBERS):
             raise _UnsafeError(f"has the condition {text[:80]!r}")
+    # Their names are evaluated like expressions.
     for name in program["range_constraints"]:
         if not _is_arithmetic(name):
             raise _UnsafeError(f"has the size {name[:80]!r}")
@@ -160,6 +163,7 @@ _OPERATION = r"torch\.ops\.(aten|prims|higher_order)(\.\w+){1,2}|torch\._?sym_[a
 
 def _is_operation(target: str) -> bool:
     """Returns whether a graph's operation is one of PyTorch's own on arrays or numbers."""
+    # By its name: PyTorch imports what a file names, and importing runs code.
     if target.startswith("_operator."):
         return target.removeprefix("_operator.") in _OPERATORS
     return re.fullmatch(_OPERATION, target) is not None
@@ -187,6 +191,7 @@ def _is_arithmetic(text: str, members: frozenset[str] = frozenset()) -> bool:
 
     With `members` it may also read those of an input, `L['x'].size()[0]`.
     """
+    # Parsing takes stack by depth; no size that PyTorch writes is as long.
     if len(text) > 2000:
         return False
     try:

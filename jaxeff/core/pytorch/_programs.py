@@ -50,8 +50,10 @@ def read_program(
             f"functional: the program writes into its inputs {written}: export a module that "
             "returns the new values."
         )
+    # Writes become results; the empty table decomposes nothing else.
     functional_form = program.run_decompositions({})
     module = functional_form.module(check_guards=False)
+    # What PyTorch checks of sizes before a call is asked here, so that messages say the way out.
     guards = getattr(program.module(), "_guards_fn", None)
     _warn_of_mode(functional_form, keyed, mutable)
 
@@ -150,6 +152,7 @@ def _check_sizes(module: torch.fx.GraphModule, guards: Any, flat: list[tuple[Any
     Raises:
         ValueError: There is one; a graph of other sizes could compute something else.
     """
+    # By shapes alone: a traced input has no values that could be compared.
     placeholders = list(module.graph.find_nodes(op="placeholder"))
     try:
         _check_input_constraints_for_graph(placeholders, flat, module.range_constraints)
@@ -189,6 +192,7 @@ def _with_values(
     values: list[dict[str, Any]] = []
     for before in (program.state_dict, program.constants):
         after = dict(before)
+        # A tied parameter is one tensor under several names, and stays one.
         shared: dict[int, torch.Tensor] = {}
         for name, tensor in before.items():
             if not is_tensor(tensor):
@@ -201,6 +205,7 @@ def _with_values(
                         "exported program's sizes are fixed: restore the module that it was "
                         "exported from, and export that."
                     )
+                # PyTorch reads none of these from NumPy; float32 holds them exactly.
                 if array.dtype.name == "bfloat16":
                     array = array.astype(np.float32)
                 new = torch.tensor(array).to(dtype=tensor.dtype, device=tensor.device)
