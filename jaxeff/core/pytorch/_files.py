@@ -61,7 +61,7 @@ def _examine(content: bytes) -> None:
             if not name.startswith(_KNOWN_PARTS):
                 raise _UnsafeError(f"has the part {name!r}")
         # Others would be examined, but never run.
-    models = [name for name in names if name.startswith(constants.MODELS_DIR)]
+        models = [name for name in names if name.startswith(constants.MODELS_DIR)]
         expected = constants.MODELS_FILENAME_FORMAT.format("model")
         if models != [expected]:
             raise ValueError(f"it has the programs {models}, not {expected}.")
