@@ -140,7 +140,8 @@ class ProductSpec:
     Every step is exact or one rounding of IEEE 754 whose result is rounded or stored at once, so no
     compiler can fuse a product with a sum: the result is the same, bit for bit, on every machine.
 
-    Attributes:
+    Attributes of the composites:
+
         result            "codes" (uint8) | "whole" (int32) | "float" (float32) | "sums" (int32)
         zero, lower, upper  of codes and whole numbers: zero, and the ends of the clamp
         shortcut          "none" | "codes" | "float"
@@ -149,8 +150,9 @@ class ProductSpec:
         finer             products count 2^finer units of the accumulator; absent for 0
         weight_bits, activation_bits  how wide the codes are, 1 to 8
         strides, padding (low, high per axis, in one list), dilation, groups, input_zero: of
-        q_conv2d pool              of q_conv2d, if it is there: the largest of every such window of
-        results total             of q_conv2d, if it is there: whole numbers are added over all
+                          q_conv2d
+        pool              of q_conv2d, if it is there: the largest of every such window
+        total             of q_conv2d, if it is there: whole numbers are added over all
                           pixels, to int32 (batch, N)
 
     Attributes:

@@ -43,7 +43,7 @@ def read_program(
             f"method={method!r} out, or export that method of the module."
         )
     is_program = isinstance(source, torch.export.ExportedProgram)
-    program = source if is_program else load_program(source)
+    program: Any = source if is_program else load_program(source)
     if program.graph_signature.user_inputs_to_mutate:
         written = sorted(program.graph_signature.user_inputs_to_mutate.values())
         raise NotImplementedError(

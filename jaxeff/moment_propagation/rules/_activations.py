@@ -42,11 +42,13 @@ def composite(
         jaxeff.pfp_dense     x_mean [x_spread] w_mean [w_var] [b_mean [b_var]]
                              x (..., K), w (K, N), b (N,)
             input            "deterministic" | "variance" | "raw": x_spread is absent | Var[x] |
-            E[x^2] weight           "deterministic" | "variance": w_var is absent or not
+                             E[x^2]
+            weight           "deterministic" | "variance": w_var is absent or not
             bias             "none" | "deterministic" | "variance"
         jaxeff.pfp_conv2d    the same operands; x NHWC, w HWIO, b (C,)
             input, weight, bias; strides, dilation, groups; padding (low, high per axis, in one
-        list) jaxeff.pfp_max_pool  mean var; any rank, padded with what is never a maximum
+            list)
+        jaxeff.pfp_max_pool  mean var; any rank, padded with what is never a maximum
             size, strides; padding
         jaxeff.pfp_avg_pool  mean var; any rank, padded with zeros and divided by the window's size
             size, strides; padding
@@ -55,8 +57,9 @@ def composite(
             breaks; coefficients (constant, linear and quadratic of each piece, in one list)
         jaxeff.pfp_attention softmax(scores) v: `operands` names the arrays, of scores, slope,
                              bias_var, v, q, k and the variances v_var, q_var, k_var, those that
-            there are operands; q_axes, k_axes, v_axes, scores_axes, result_axes (a letter for each
-            axis), softmax_axes
+                             there are
+            operands; q_axes, k_axes, v_axes, scores_axes, result_axes (a letter for each axis),
+            softmax_axes
 
     Results are (mean, variance); operands and results are of one dtype, float32 or float64.
 
