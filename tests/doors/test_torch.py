@@ -303,15 +303,17 @@ def test_what_is_no_module_or_no_parameters_says_what_to_give(net, x):
         jaxeff.restore(net, codes)
 
 
-def test_tensors_and_images_of_another_layout_are_refused_with_the_way_out(net, x):
+def test_tensors_and_images_of_another_layout_are_refused_and_loaders_are_read(net, x):
     f, params = jaxeff.functional(net)
     with pytest.raises(ValueError, match="feature dimension") as error:
         f(params, x.transpose(0, 2, 3, 1))
     assert "x.transpose(0, 3, 1, 2)" in "".join(error.value.__notes__)
     dataset = torch.utils.data.TensorDataset(torch.tensor(x))
-    for batches in (torch.tensor(x), torch.utils.data.DataLoader(dataset, batch_size=2)):
-        with pytest.raises(TypeError, match=r"give an array, x.numpy\(\)"):
-            jaxeff.compression.ptq(f, params, batches)
+    with pytest.raises(TypeError, match=r"give an array, x.numpy\(\)"):
+        jaxeff.compression.ptq(f, params, torch.tensor(x))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=2)
+    (g, codes, _), (h, same, _) = (jaxeff.compression.ptq(f, params, d) for d in (x, loader))
+    np.testing.assert_array_equal(g(codes, x), h(same, x))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # PyTorch's own compiler

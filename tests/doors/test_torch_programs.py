@@ -71,7 +71,7 @@ def test_a_program_and_its_file_compute_what_pytorch_does(x, tmp_path):
     with pytest.raises(ValueError, match=r"fc/weight' is float32\[2,4\] and was"):
         jaxeff.restore(program, {**params, "fc": {"weight": np.ones((2, 4)), "bias": np.ones(2)}})
     with pytest.raises(TypeError, match="no methods"):
-        jaxeff.functional(program, method="forward")
+        jaxeff.functional(program, method="module")
 
 
 @pytest.mark.seconds(20)

@@ -239,7 +239,7 @@ def test_causal_masks_are_compared_and_distributions_checked(x):
     layer = torch.nn.Transformer(WIDTH, 2, 1, 1, 8, batch_first=True)
     compare(Called(layer, call=transformer), x)
     compare(Flow(), x)
-    scale = Called(torch.nn.Identity(), call=lambda _, x: torch.distributions.Normal(x, -1.0))
+    scale = Called(torch.nn.Identity(), call=lambda _, x: torch.distributions.Normal(x, -1.0, True))
     for g in (lambda f: f, jax.jit):
         with pytest.raises(ValueError, match="Expected parameter scale"):
             g(jaxeff.functional(scale)[0])({}, x)
