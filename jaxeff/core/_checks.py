@@ -348,9 +348,11 @@ def _held_inputs(values: Mapping[str, Any]) -> Iterable[tuple[str, Any, Any]]:
     for name, value in values.items():
         if name in INPUTS and value is not None:
             try:
-                yield name, *INPUTS[name](value)
-                if name == "x" and isinstance(value, tuple):
-                    yield name, (value,), None  # where it is one argument
+                inputs, targets = INPUTS[name](value)
+                yield name, inputs, targets
+                # Where a tuple of inputs is one argument.
+                if name in ("x", "data", "validation") and len(inputs) > 1:
+                    yield name, (tuple(inputs),), targets
             except (TypeError, LookupError):  # an iterator, or data of another form
                 continue
 

@@ -395,8 +395,8 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff.load_weights": {"source": {"a": np.ones(2)}, "keep": SITES, "ignore": SITES,
                             "mirrored": SITES},
     "jaxeff.contrib.file_tokens": {"content": b"#!/bin/sh"},
-    "jaxeff.weights.push_to_hub": {"repo": Path("never-written")},
-    "jaxeff.weights.load_from_hub": {"repo": Path("never-written")},
+    "jaxeff.weights.push_to_hub": {"repo": Path("never-written"), "about": {"Data": "digits"}},
+    "jaxeff.weights.load_from_hub": {"repo": Path("never-written"), "revision": "main"},
     "jaxeff.weights.save_weights": {"path": Path("never-written.npz")},
     "jaxeff.weights.packaged_file": {"package": "numpy", "pattern": "*.py"},
     "jaxeff.weights.channels_last_inputs": {"channels": 2},
@@ -424,6 +424,7 @@ ANYTHING: dict[str, str] = {
     "console": "of the command line",
     "rng": "a generator of NumPy",
     "shards": "what `Shards.of` says of data",
+    "api": "a client of the Hub, of which tests of its room have a stand-in",
     # Tried by tests of their own rooms
     **dict.fromkeys(
         ("active", "noise", "epochs", "checkpoints", "inputs", "devices", "vectorized", "monitor",
