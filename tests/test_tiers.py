@@ -88,6 +88,10 @@ def test_a_slow_test_is_listed_and_fails_where_that_is_asked_for(tmp_path, monke
     assert done.returncode == 0, done.stdout
     assert "3 passed, 1 skipped" in done.stdout
     assert "1 tests outside the default tier were not run: the 0 minutes" in done.stdout
+    done = run("--at-most", "0")
+    assert done.returncode == 0, done.stdout
+    assert "4 skipped" in done.stdout
+    assert "4 tests were not run: the 0 minutes" in done.stdout
 
 
 @pytest.mark.process

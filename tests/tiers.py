@@ -7,6 +7,7 @@ listed at the end of a run, and passes: on a busy machine the same test takes se
 end: their tests, CPU seconds and compilations. `.ci/run` asks for it; `--cpu-times` lists them too.
 ``--minutes M`` begins no test outside the default tier once so many minutes are over, and says how
 many that were: with an empty cache of compiled programs a machine may take twice as long as CI has.
+``--at-most M`` begins none at all then.
 """
 
 import contextlib
@@ -191,16 +192,19 @@ class TimeLimit:
 
     Args:
         minutes: Minutes from now.
+        every: Whether the default tier is skipped, too.
     """
 
-    def __init__(self, minutes: float) -> None:
+    def __init__(self, minutes: float, every: bool = False) -> None:
         self.end = monotonic() + 60 * minutes
+        self.every = every
         self.reason = f"not run: the {minutes:g} minutes of this run are over"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skips a test that is too late."""
-        if monotonic() > self.end and MARKERS & {mark.name for mark in item.iter_markers()}:
+        outside = MARKERS & {mark.name for mark in item.iter_markers()}
+        if monotonic() > self.end and (self.every or outside):
             pytest.skip(self.reason)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -208,7 +212,8 @@ class TimeLimit:
         skipped = terminalreporter.stats.get("skipped", [])
         late = sum(self.reason in str(report.longrepr) for report in skipped)
         if late:
-            terminalreporter.section(f"{late} tests outside the default tier were {self.reason}")
+            which = "tests" if self.every else "tests outside the default tier"
+            terminalreporter.section(f"{late} {which} were {self.reason}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -222,6 +227,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--minutes", type=float, metavar="MINUTES",
         help="begin no test outside the default tier once so many minutes are over",
     )  # fmt: skip
+    parser.addoption(
+        "--at-most", type=float, metavar="MINUTES",
+        help="begin no test at all once so many minutes are over",
+    )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -230,3 +239,5 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(times, "cpu_times")
     if (minutes := config.getoption("minutes")) is not None:
         config.pluginmanager.register(TimeLimit(minutes), "time_limit")
+    if (minutes := config.getoption("at_most")) is not None:
+        config.pluginmanager.register(TimeLimit(minutes, every=True), "time_limit_of_all")

@@ -471,7 +471,11 @@ def packed(tmp_path_factory):
 
 def test_a_packed_weight_is_stored_once_and_read_back_bit_for_bit(packed):
     bundle, weights, _ = packed
-    assert not (bundle.folder / "unpacked.npz").exists()
+    if (beside := bundle.folder / "unpacked.npz").exists():
+        # Biases, to which a processor without products of signed and unsigned bytes adds sums of
+        # weights: no matrix.
+        with np.load(beside) as arrays:
+            assert all(arrays[name].ndim == 1 for name in arrays)
     assert bundle.manifest.placed
     for one, other in zip(
         Bundle.load(bundle.folder).unpacked, jax.tree.leaves(weights), strict=True
