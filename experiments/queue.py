@@ -38,7 +38,7 @@ from typing import Any
 from experiments.__main__ import MODULES, load
 from experiments.harness import journals
 from experiments.harness.command import Order, Refused, find_options, read
-from experiments.harness.report import COMMIT, COMMIT_VARIABLE, LEFT, MADE, plain
+from experiments.harness.report import COMMIT, COMMIT_VARIABLE, LEFT, MADE
 from experiments.harness.run import make_console
 from experiments.harness.staleness import VERSION
 from experiments.harness.study import stem
@@ -416,14 +416,14 @@ def asks_for(entry: Entry, content: dict[str, Any]) -> bool:
     for option in find_options(type(order.settings)):
         value = option.value(order.settings)
         if value != option.value(study.sizes[order.size]):
-            wanted[option.path] = plain(value)
+            wanted[option.path] = journals.identity_of(value)
         elif option.selects and value == () and content["config"].get(option.path[0]):
             return False  # some of the tasks, where the entry asks for all
     for path, value in wanted.items():
         there: Any = content["config"]
         for name in path:
             there = there.get(name) if isinstance(there, dict) else None
-        if there != value:
+        if journals.identity_of(there) != value:
             return False
     return bool(content["experiment"] == study.name)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.harness.command import SELECTS, SIZELESS, SIZES, Option, find_options
-from experiments.harness.report import plain
+from experiments.harness.journals import identity_of
 
 NARROWED = "narrowed"
 """The size of a run that covers less than the size whose name it bears."""
@@ -48,12 +48,12 @@ def covers(
 def shortfalls(config: Mapping[str, Any], sizes: Mapping[str, Any], size: str) -> list[str]:
     """Names the settings in which a run asks for less than a size."""
     known = {name: _measures(settings) for name, settings in sizes.items()}
-    return [*_lacking(known[size], config, [known[name] for name in SIZES], "")]
+    return [*_lacking(known[size], identity_of(config), [known[name] for name in SIZES], "")]
 
 
 def _measures(settings: Any) -> dict[str, Any]:
     """The settings that measure a run's size, as JSON has them."""
-    measures = plain(settings)
+    measures = identity_of(settings)
     for option in find_options(type(settings)):
         if {SELECTS, SIZELESS} & set(option.marks):
             _drop(measures, option)
