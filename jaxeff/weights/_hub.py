@@ -174,7 +174,7 @@ def load_from_hub(
     # A folder is taken for itself even where the Hub has a repository of this name.
     folder = Path(repo)
     if not folder.is_dir():
-        folder = _fetched(repo, revision, _api("load_from_hub") if api is None else api)
+        folder = _fetched(repo, revision, api)
     if not (folder / _FACTS).is_file() or not (folder / _ARRAYS).is_file():
         there = ", ".join(sorted(each.name for each in folder.iterdir())[:10]) or "nothing"
         raise WeightsError(
@@ -219,6 +219,7 @@ def _fetched(repo: str | os.PathLike[str], revision: str | None, api: Any) -> Pa
     if isinstance(repo, os.PathLike):
         raise WeightsError(f"load_from_hub: there is no folder {os.fspath(repo)!r}.")
     _require_name("load_from_hub", repo)
+    api = _api("load_from_hub") if api is None else api
     # Others may hold checkpoints of any size beside the files that are read here.
     names = [_ARRAYS, _FACTS, _CARD]
     try:

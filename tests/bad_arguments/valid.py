@@ -396,7 +396,7 @@ OWN: dict[str, dict[str, Any]] = {
                             "mirrored": SITES},
     "jaxeff.contrib.file_tokens": {"content": b"#!/bin/sh"},
     "jaxeff.weights.push_to_hub": {"repo": Path("never-written"), "about": {"Data": "digits"}},
-    "jaxeff.weights.load_from_hub": {"repo": Path("never-written"), "revision": "main"},
+    "jaxeff.weights.load_from_hub": {"repo": Path("never-written")},
     "jaxeff.weights.save_weights": {"path": Path("never-written.npz")},
     "jaxeff.weights.packaged_file": {"package": "numpy", "pattern": "*.py"},
     "jaxeff.weights.channels_last_inputs": {"channels": 2},
@@ -425,6 +425,7 @@ ANYTHING: dict[str, str] = {
     "rng": "a generator of NumPy",
     "shards": "what `Shards.of` says of data",
     "api": "a client of the Hub, of which tests of its room have a stand-in",
+    "revision": "a commit, branch or tag, which the Hub knows",
     # Tried by tests of their own rooms
     **dict.fromkeys(
         ("active", "noise", "epochs", "checkpoints", "inputs", "devices", "vectorized", "monitor",
