@@ -41,7 +41,12 @@ def on_every_face() -> dict[str, Any]:
     for package in (jaxeff, jaxeff_export):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not any(part.startswith("_") for part in found.name.split(".")):
-                face = importlib.import_module(found.name)
+                try:
+                    face = importlib.import_module(found.name)
+                except ModuleNotFoundError as error:
+                    if error.name != "torch":  # what reads PyTorch, where that isn't installed
+                        raise
+                    continue
                 for name in offered(face):
                     value = getattr(face, name)
                     if inspect.isfunction(value):
