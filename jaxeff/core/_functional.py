@@ -158,7 +158,7 @@ def functional(
         )
     reading = _read_model(model, args, method, keyed, mutable)
     run, params, state, keys = reading.run, reading.params, reading.state, reading.keys
-    channels = "first" if is_of(model, "torch.nn", "Module") or _is_program(model) else None
+    channels = "first" if _is_of_pytorch(model) else None
     if isinstance(model, nnx.Module | nn.Module) or _ending(model) == ".tflite":
         channels = "last"
     name = Path(model).stem if _ending(model) in (*_FILES, ".pt2") else type(model).__name__
@@ -315,15 +315,10 @@ def _read_model(
         )
     if isinstance(model, nnx.Module):
         return from_jax.read_nnx(model, method, keyed, mutable)
-    if is_of(model, "torch.nn", "Module"):
+    if _is_of_pytorch(model):
         from jaxeff.core.pytorch import read_torch  # PyTorch is imported only for its models
 
         return read_torch(model, method, keyed, mutable)
-    if _is_program(model):
-        # As above; a file needs PyTorch to be installed.
-        from jaxeff.core.pytorch import read_program
-
-        return read_program(model, method, keyed, mutable)
     if is_of(model, "equinox", "Module"):
         return from_jax.read_equinox(model, method, keyed, mutable)
     if isinstance(model, LibraryModel):
@@ -416,8 +411,9 @@ def _to_tflite(reason: str, folder: str) -> str:
     )
 
 
-def _is_program(model: Any) -> bool:
-    return _ending(model) == ".pt2" or is_of(model, "torch.export", "ExportedProgram")
+def _is_of_pytorch(model: Any) -> bool:
+    kinds = ("torch.nn", "Module"), ("torch.export", "ExportedProgram")
+    return _ending(model) == ".pt2" or any(is_of(model, *kind) for kind in kinds)
 
 
 def _ending(model: Any) -> str:

@@ -18,6 +18,7 @@ from jaxeff_export.artifact._signature import SPEC as SPEC
 from jaxeff_export.artifact._signature import MappingOf as MappingOf
 from jaxeff_export.artifact._signature import TensorSpec as TensorSpec
 from jaxeff_export.artifact._signature import argument_names as argument_names
+from jaxeff_export.artifact._signature import arrays_of_bytes as arrays_of_bytes
 from jaxeff_export.artifact._signature import batch_of as batch_of
 from jaxeff_export.artifact._signature import check_array as check_array
 from jaxeff_export.artifact._signature import check_leaves as check_leaves

@@ -330,6 +330,18 @@ def check_leaves(
     return arrays
 
 
+def arrays_of_bytes(data: bytes, specs: Sequence[TensorSpec]) -> list[np.ndarray]:
+    """Reads arrays that lie one after the other, of fixed shapes."""
+    arrays, at = [], 0
+    for spec in specs:
+        shape, dtype = tuple(int(n) for n in spec.shape), dtype_of(spec.dtype)
+        count = int(np.prod(shape, dtype=int))
+        # Copied, so that an array doesn't keep all of the data, and can be written to.
+        arrays.append(np.frombuffer(data, dtype, count, at).reshape(shape).copy())
+        at += count * dtype.itemsize
+    return arrays
+
+
 def batched_arguments(
     names: Sequence[str], parameters: int, any_batch: bool | Collection[str]
 ) -> tuple[str, ...]:

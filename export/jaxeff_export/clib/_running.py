@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxeff_export import targets
-from jaxeff_export.artifact import TensorSpec, dtype_of
+from jaxeff_export.artifact import arrays_of_bytes, dtype_of
 from jaxeff_export.clib._library import CLibrary
 from jaxeff_export.clib._objects import CLibraryError, run_tool
 from jaxeff_export.clib.codegen import record, render
@@ -67,7 +67,9 @@ class ExampleProgram:
         if core is not None:
             self._command = targets.emulation(core, library.target, program)
         self._outputs = library.outputs
-        results = [np.zeros(_shape(spec), dtype_of(spec.dtype)) for spec in library.outputs]
+        results = [
+            np.zeros([int(n) for n in spec.shape], dtype_of(spec.dtype)) for spec in library.outputs
+        ]
         # The recorded arguments lie in front of the recorded results.
         recorded = (self._folder / "recorded.bin").read_bytes()
         self._recorded = recorded[: len(recorded) - len(record((), results).blob)]
@@ -112,7 +114,7 @@ class ExampleProgram:
             ]
             started = time.monotonic()
             for row in self._results(rows):
-                yield _arrays_of_outputs(row, self._outputs)
+                yield arrays_of_bytes(row, self._outputs)
             begin += len(rows)
             # Programs of some seconds: starts cost little then, and a progress bar moves.
             rate = len(rows) / max(time.monotonic() - started, 1e-3)
@@ -142,21 +144,6 @@ class ExampleProgram:
             raise CLibraryError(f"the program failed with status {done.returncode}: {lines[-1]}")
         written = results.read_bytes()
         return [written[i * self._size : (i + 1) * self._size] for i in range(len(rows))]
-
-
-def _shape(spec: TensorSpec) -> tuple[int, ...]:
-    return tuple(int(n) for n in spec.shape)
-
-
-def _arrays_of_outputs(data: bytes, outputs: Sequence[TensorSpec]) -> list[np.ndarray]:
-    arrays, at = [], 0
-    for spec in outputs:
-        shape, dtype = _shape(spec), dtype_of(spec.dtype)
-        count = int(np.prod(shape, dtype=int))
-        # Copied, so that a result doesn't keep all of the file, and can be written to.
-        arrays.append(np.frombuffer(data, dtype, count, at).reshape(shape).copy())
-        at += count * dtype.itemsize
-    return arrays
 
 
 _COUNTS = "counts.txt"

@@ -27,7 +27,7 @@ from jaxeff.core.pytorch._environment import (
 from jaxeff.core.pytorch._tensors import Known, ModelTensor, check_current, is_tensor
 
 
-def read_torch(model: torch.nn.Module, method: Method, keyed: bool, mutable: bool) -> LibraryModel:
+def read_module(model: torch.nn.Module, method: Method, keyed: bool, mutable: bool) -> LibraryModel:
     """Reads a module: its parameters, frozen ones too, and its buffers as state."""
     model = _author_module(model)
     module = _with_plain_weights(model)

@@ -94,13 +94,7 @@ class SerialRunner(Runner):
         return _session.HostMemory(self._call, self._recorded[0].inputs, self._manifest)
 
     def _call(self, leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
-        data, at, results = self._run(leaves, 1).results, 0, []
-        for spec in self._manifest.outputs:
-            shape, dtype = tuple(int(n) for n in spec.shape), artifact.dtype_of(spec.dtype)
-            count = int(np.prod(shape, dtype=int))
-            results.append(np.frombuffer(data, dtype, count, at).reshape(shape).copy())
-            at += count * dtype.itemsize
-        return results
+        return artifact.arrays_of_bytes(self._run(leaves, 1).results, self._manifest.outputs)
 
     def _run(self, leaves: Sequence[np.ndarray], number: int) -> Any:
         arguments = b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
