@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.nn.utils import parametrize
 
+from jaxeff.core._arguments import is_of
 from jaxeff.core._from_jax import Kept, Leaves, LibraryModel, Method, groups_left
 from jaxeff.core.pytorch._environment import (
     Environment,
@@ -123,7 +124,8 @@ def _author_module(model: torch.nn.Module) -> torch.nn.Module:
     Raises:
         TypeError: It has no Python code of its own, or no weights but codes.
     """
-    while isinstance(model, torch._dynamo.OptimizedModule | _PARALLEL):
+    # The compiler takes seven seconds to import, and is there if it compiled the module.
+    while isinstance(model, _PARALLEL) or is_of(model, "torch._dynamo", "OptimizedModule"):
         model = model.module if isinstance(model, _PARALLEL) else model._orig_mod
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
