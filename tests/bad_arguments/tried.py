@@ -24,6 +24,7 @@ LEFT_OUT: dict[str, str] = {
     "jaxeff.store.atomic_folder": "for writers of stores",
     "jaxeff.store.require_absent": "for writers of stores",
     "jaxeff.store.require_same_run": "for writers of stores",
+    "jaxeff_export.boards.open_serial": "opens any port, which pyserial checks",
     "jaxeff_export.boards.flash_firmware": "runs any command that it is given",
     "jaxeff_export.import_stablehlo": "takes a file or module, which its reader checks",
     "jaxeff_export.from_onnx": "takes a file or model, which its reader checks",

@@ -37,8 +37,10 @@ from jaxeff_export.boards._rpc import TrackedBoard as TrackedBoard
 from jaxeff_export.boards._serial import SERIAL
 from jaxeff_export.boards._serial import BoardRun as BoardRun
 from jaxeff_export.boards._serial import Firmware as Firmware
+from jaxeff_export.boards._serial import Port as Port
 from jaxeff_export.boards._serial import SerialBoard as SerialBoard
 from jaxeff_export.boards._serial import flash_firmware as flash_firmware
+from jaxeff_export.boards._serial import open_serial as open_serial
 from jaxeff_export.runtime import run_on_threads as run_on_threads
 
 emulated = _emulated

@@ -133,7 +133,7 @@ class SerialBoard(Board):
         self.name = f"{SERIAL}{place}"
         self.resent = self.resets = 0
         self._hertz = None if mhz is None else mhz * 1e6
-        self._open_port = open_port or self._pyserial
+        self._open_port = open_port or (lambda: open_serial(place, baud))
         self._port: Port | None = None
         self._unread, self._heard = b"", 0
         self._sequence = random.randrange(1, 1 << 16)
@@ -443,22 +443,36 @@ class SerialBoard(Board):
             self._heard += len(data)
             self._unread += data
 
-    def _pyserial(self) -> Port:
-        """Opens the port by pyserial."""
-        targets.require_extra("serial", "a board on a serial line")
-        # Of an extra: other boards do without.
-        import serial
-        from serial.tools import list_ports
 
-        try:
-            port: Port = serial.serial_for_url(self.place, baudrate=self.baud, write_timeout=10)
-        except (OSError, ValueError) as error:
-            here = ", ".join(sorted(port.device for port in list_ports.comports())) or "none"
-            raise BoardError(
-                f"{self.name} at {self.baud} baud does not open: {error}. Ports of this machine: "
-                f"{here}; on Linux the group of a port (mostly dialout) may open it"
-            ) from error
-        return port
+def open_serial(place: str, baud: int = BAUD) -> Port:
+    """Opens a serial port by pyserial.
+
+    ```text
+    port = open_serial("/dev/ttyACM0", 921600)
+    ```
+
+    Args:
+      place: the port, such as ``"/dev/ttyACM0"``, ``"COM3"`` or one of pyserial's URLs.
+      baud: bits per second.
+
+    Raises:
+      BoardError: if it does not open.
+      MissingExtraError: if pyserial isn't installed.
+    """
+    targets.require_extra("serial", "a board on a serial line")
+    # Of an extra: other boards do without.
+    import serial
+    from serial.tools import list_ports
+
+    try:
+        port: Port = serial.serial_for_url(place, baudrate=baud, write_timeout=10)
+    except (OSError, ValueError) as error:
+        here = ", ".join(sorted(port.device for port in list_ports.comports())) or "none"
+        raise BoardError(
+            f"{SERIAL}{place} at {baud} baud does not open: {error}. Ports of this machine: "
+            f"{here}; on Linux the group of a port (mostly dialout) may open it"
+        ) from error
+    return port
 
 
 def _frame(content: bytes) -> bytes:

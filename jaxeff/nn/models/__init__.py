@@ -1,4 +1,4 @@
-"""Small reference models: MLP, LeNet-5, ResNets, VGG-11, a transformer, a VAE, dense prediction."""
+"""Small reference models: of images, sound, sequences and detections."""
 
 from jaxeff.nn.models._dense_prediction import CellDetector as CellDetector
 from jaxeff.nn.models._dense_prediction import UNet as UNet
@@ -12,6 +12,9 @@ from jaxeff.nn.models._small import LinenLeNet5 as LinenLeNet5
 from jaxeff.nn.models._small import LinenMLP as LinenMLP
 from jaxeff.nn.models._small import SmallCNN as SmallCNN
 from jaxeff.nn.models._small import small_classifier as small_classifier
+from jaxeff.nn.models._tiny import DSCNN as DSCNN
+from jaxeff.nn.models._tiny import DenseAutoencoder as DenseAutoencoder
+from jaxeff.nn.models._tiny import MobileNetV1 as MobileNetV1
 from jaxeff.nn.models._transformer import EncoderBlock as EncoderBlock
 from jaxeff.nn.models._transformer import TransformerEncoder as TransformerEncoder
 from jaxeff.nn.models._vae import VAE as VAE

@@ -1,7 +1,9 @@
 """The firmware's end of a serial line: ``NAME_serial.c`` with its header, and ``serial_main.c``.
 
 ``NAME_serial.c`` is C99 that allocates nothing: it keeps arguments and results beside one request
-of the protocol, and calls the library. `jaxeff_export.boards.SerialBoard` is the other end.
+of the protocol, and calls the library. `jaxeff_export.boards.SerialBoard` is the other end. With
+``-DNAME_MLPERF`` it speaks MLPerf Tiny's protocol, in which a runner sends all bytes of the
+arguments and is told the first result.
 ``serial_main.c`` has the four functions that a board brings, for the board that is emulated or for
 standard input and output.
 """
@@ -10,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 from jaxeff_export import targets
+from jaxeff_export.clib._objects import HALF, TYPES
 from jaxeff_export.clib.codegen._interface import STATE, Field, Library
 from jaxeff_export.clib.codegen._rendering import render
 
@@ -92,6 +95,24 @@ def _protocol(library: Library, model: str) -> str:
         argument_parts=_parts(library.inputs, passed),
         result_parts=_parts(library.outputs, returned),
         assignments=assignments,
+        mlperf=_mlperf(library, returned).splitlines(),
+    )
+
+
+def _mlperf(library: Library, names: dict[str, str]) -> str:
+    """Writes the part that speaks MLPerf Tiny's protocol."""
+    field = next((field for field in library.returned if field.count), None)
+    unsupported = []
+    if field is None or field.spec.dtype not in TYPES or field.spec.dtype in HALF:
+        what = "there is no result" if field is None else f"{field.name} is {field.spec.dtype}"
+        unsupported = [f"#error {what}: a result of MLPerf Tiny is an array of float32 or integers"]
+    return render(
+        "mlperf.c",
+        name=library.name,
+        NAME=library.upper,
+        unsupported=unsupported,
+        results=0 if field is None else field.count,
+        result="counts" if field is None else names[field.name],
     )
 
 
