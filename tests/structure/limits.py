@@ -1,10 +1,11 @@
 """What each count may be at most; lowered where a change brings one down.
 
 Raised ten times: by MLPerf Tiny's networks, its serial line and submissions, and Vela's cycles;
-with the reader of LiteRT files, whose signature and ONNX's are the same, in two files; by two modules, of memories that learn by pulses and of meshes of interferometers; by two, of
-networks that answer for every cell or pixel and of how detections are judged; by the module of
-batches that training takes from iterables; by that of Orbax' folders; by that of products before
-loops; by three, of both ends of a serial line and what runs a bundle there; by four, of programs of
+with the reader of LiteRT files, whose signature and ONNX's are the same, in two files; by two
+modules, of memories that learn by pulses and of meshes of interferometers; by two, of networks that
+answer for every cell or pixel and of how detections are judged; by the module of batches that
+training takes from iterables; by that of Orbax' folders; by that of products before loops; by
+three, of both ends of a serial line and what runs a bundle there; by four, of programs of
 torch.export, their files and recurrent layers in a package of PyTorch's; and by that of the Hub.
 """
 

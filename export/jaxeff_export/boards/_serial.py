@@ -447,8 +447,12 @@ class SerialBoard(Board):
 def open_serial(place: str, baud: int = BAUD) -> Port:
     """Opens a serial port by pyserial.
 
-    ```text
-    port = open_serial("/dev/ttyACM0", 921600)
+    ```python
+    from jaxeff_export.boards import open_serial
+
+    port = open_serial("loop://", 921600)                    # "/dev/ttyACM0"; this one echoes
+    port.write(b"a")
+    assert port.read(1) == b"a"
     ```
 
     Args:

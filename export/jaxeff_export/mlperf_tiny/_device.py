@@ -72,6 +72,7 @@ class TinyDevice:
         timeout: float = 10.0,
         open_port: Callable[[], Port] | None = None,
     ) -> None:
+        # Nothing is opened before the with statement.
         self.place, self.timeout = place, timeout
         self.log: list[str] = []
         self.resent = self.resets = 0
@@ -163,6 +164,7 @@ class TinyDevice:
         self._unread = b""
 
     def _find(self, command: str, pattern: str) -> str:
+        # Short answers are told apart from damaged ones by their form alone.
         said: list[str] = []
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(BoardLost):
@@ -201,6 +203,7 @@ class TinyDevice:
         """Reads up to ``m-ready``; None if it doesn't come in time."""
         assert self._port is not None
         lines: list[str] = []
+        # Bytes that no letter is stay in a line, so that it is none that is waited for.
         while True:
             raw, end, rest = self._unread.partition(b"\n")
             if end:

@@ -94,8 +94,10 @@ class MobileNetV1(nnx.Module):
           base: Channels of the first convolution: 32 at full width, 8 at a quarter of it.
           rngs: Keys for the initial parameters.
         """
+        # Half of the image at once: all later layers are small.
         self.conv1 = nnx.Conv(in_channels, base, (3, 3), 2, rngs=rngs)
         self.bn1 = bn(base, rngs=rngs)
+        # No pooling: strides of two halve the image, five times in all.
         channels, blocks = base, []
         for full, stride in MOBILE_BLOCKS:
             # A quarter of the channels, as a quarter of 32 is 8.

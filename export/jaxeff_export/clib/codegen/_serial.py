@@ -103,6 +103,7 @@ def _mlperf(library: Library, names: dict[str, str]) -> str:
     """Writes the part that speaks MLPerf Tiny's protocol."""
     field = next((field for field in library.returned if field.count), None)
     unsupported = []
+    # Told by the compiler, and only where the protocol is asked for: other firmwares have any.
     if field is None or field.spec.dtype not in TYPES or field.spec.dtype in HALF:
         what = "there is no result" if field is None else f"{field.name} is {field.spec.dtype}"
         unsupported = [f"#error {what}: a result of MLPerf Tiny is an array of float32 or integers"]
