@@ -23,7 +23,7 @@ from torchax.tensor import OperatorNotFound as OperatorNotFound
 from torchax.tensor import Tensor
 from torchax.view import View
 
-from jaxeff.core.pytorch import _recurrent, _tensors
+from jaxeff.core.pytorch import _grids, _recurrent, _signals, _tensors
 from jaxeff.core.pytorch._tensors import (
     UNKNOWN,
     Known,
@@ -32,6 +32,10 @@ from jaxeff.core.pytorch._tensors import (
     is_tensor,
     known,
 )
+
+
+class TransformsItself(Exception):
+    """A module differentiates or vectorizes what it computes, on tensors that aren't PyTorch's."""
 
 
 class _Writing(Environment):
@@ -56,8 +60,19 @@ class _Writing(Environment):
             lambda leaf: ModelTensor(leaf, self) if isinstance(leaf, jax.Array) else leaf, jaxarray
         )
 
+    def _to_copy(self, the_tensor: Any, new_dtype: Any, new_device: Any) -> Any:
+        # Where JAX computes is said by its arrays. Wider numbers it has only if it is told so, and
+        # would warn of each conversion.
+        if jax.dtypes.canonicalize_dtype(np.int64) == np.int32:
+            new_dtype = _NARROWER.get(new_dtype, new_dtype)
+        device = getattr(new_device, "type", new_device)
+        return super()._to_copy(the_tensor, new_dtype, None if device == "cpu" else new_device)
+
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = args or (), kwargs or {}
+        # Inside of `torch.func.grad` or `vmap` tensors are wrapped by PyTorch, not by torchax.
+        if func is torch.autograd.grad or torch._C._functorch.peek_interpreter_stack() is not None:
+            raise TransformsItself
         for tensor in jax.tree.leaves((args, kwargs), is_leaf=is_tensor):
             check_current(tensor)
         self.running = getattr(func, "__name__", str(func))
@@ -161,6 +176,13 @@ class _Writing(Environment):
         raise NotImplementedError(_asked(str(func), unknown[0])) from error
 
 
+_NARROWER = {
+    torch.int64: torch.int32, torch.uint64: torch.uint32,
+    torch.float64: torch.float32, torch.complex128: torch.complex64,
+}  # fmt: skip
+"""Dtypes of PyTorch, and what JAX has in their place."""
+
+
 def _asked(operation: str, tensor: Any) -> str:
     return (
         f"functional: {operation} asks for the values of a tensor of shape {tuple(tensor.shape)} "
@@ -245,13 +267,55 @@ def pytorch_environment() -> Environment:
     # What PyTorch's own decompositions call: only the function of the same name crops, by paddings
     # below zero, and knows all of PyTorch's modes.
     replaced(aten.pad, lambda _: all_torch_functions[torch.nn.functional.pad].func)
-    for name, cell in _recurrent.CELLS.items():
-        function = _recurrent.recurrent(
-            cell, lambda: OperatorNotFound("a recurrent layer of this kind")
-        )
-        environment.override_op_definition(getattr(torch, name), on_tensors(function))
+    for function in _signals.WINDOWS:
+        environment.override_op_definition(function, on_tensors(_signals.window_by(function)))
+    environment.override_op_definition(torch.istft, on_tensors(_signals.inverse_stft))
+    for function, on_grid in (
+        (torch.fake_quantize_per_tensor_affine, on_tensors(_grids.by_tensor)),
+        (torch.fake_quantize_per_channel_affine, on_tensors(_grids.by_channel)),
+        (torch.fused_moving_avg_obs_fake_quant, _grids.observed(environment.known_array)),
+    ):
+        environment.override_op_definition(function, on_grid)
+    _loop_as_pytorch(environment, on_tensors)
     _write_as_pytorch(environment)
     return environment
+
+
+def _loop_as_pytorch(environment: Any, on_tensors: Callable[..., Any]) -> None:
+    """Has recurrent layers be loops, over packed sequences too, whose lengths are numbers."""
+    aten = torch.ops.aten
+    unknown = functools.partial(OperatorNotFound, "a recurrent layer of this kind")
+
+    def layers(function: Callable[..., Any]) -> Callable[..., Any]:
+        def operation(x: Any, sizes: Any, *args: Any) -> Any:
+            packed = type(sizes) is torch.Tensor
+            return function(x, sizes.numpy() if packed else sizes, *args)
+
+        return operation
+
+    def packed(padded: Any, lengths: Any, batch_first: bool) -> Any:
+        # A list of lengths has become a tensor of PyTorch's own.
+        plain = type(lengths) is torch.Tensor
+        known = lengths if plain else environment.known_array(lengths, "pack_padded_sequence")
+        lengths = np.asarray(known)
+        rows, sizes = _recurrent.pack(padded.jax(), lengths, batch_first)
+        # PyTorch wants sizes to be numbers on the CPU, which they are as a tensor of its own.
+        with torch._C.DisableTorchFunction():
+            return environment.j2t_iso(rows), torch.from_numpy(sizes)
+
+    def padded(rows: Any, sizes: Any, batch_first: bool, value: float, total: int) -> Any:
+        y, lengths = _recurrent.pad(rows.jax(), sizes.numpy(), batch_first, value, total)
+        with jax.ensure_compile_time_eval():
+            array = jax.numpy.asarray(lengths)
+        tensor = environment.j2t_iso(array)
+        tensor.known = Known(lambda: [array])
+        return environment.j2t_iso(y), tensor
+
+    for name, cell in _recurrent.CELLS.items():
+        function = on_tensors(_recurrent.recurrent(cell, unknown))
+        environment.override_op_definition(getattr(torch, name), layers(function))
+    environment.override_op_definition(aten._pack_padded_sequence, packed)
+    environment.override_op_definition(torch._VF._pad_packed_sequence, padded)
 
 
 def _without_factor(f: Callable[..., Any]) -> Callable[..., Any]:

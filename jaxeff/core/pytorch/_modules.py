@@ -23,6 +23,7 @@ from jaxeff.core.pytorch._environment import (
     Environment,
     JittableModule,
     OperatorNotFound,
+    TransformsItself,
     pytorch_environment,
 )
 from jaxeff.core.pytorch._tensors import Known, ModelTensor, check_current, is_tensor
@@ -79,20 +80,37 @@ def read_callable(
         key: Any, params: Leaves, state: Leaves, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Leaves]:
         arrays = {names[path]: leaf for path, leaf in {**params, **state}.items()}
-        tensors = environment.j2t_iso(arrays)
-        for name, value in constants.items():
-            tensors[name].known = value
-        tensors |= {n: tensors[first] for n, first in all_names.items()}
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in arrays.values())
         args, kwargs = _to_tensors(environment, (args, kwargs), copied=traced)
         # Any key will do for a module that draws nothing; in training mode it draws the same again.
         drawn = _key(key) if key is not None else jax.random.key(0)
-        # What a forward pass makes itself (`torch.zeros`, `torch.arange`) is an array of JAX too.
-        with (
-            environment, environment.override_property(prng=drawn), torch.device("jax"),
-            _hooked(module), _refusing(environment),
-        ):  # fmt: skip
-            result = callable_module.functional_call(called, tensors, {}, *args, **kwargs)
+
+        def fresh_tensors() -> dict[str, Any]:
+            tensors = environment.j2t_iso(arrays)
+            for name, value in constants.items():
+                tensors[name].known = value
+            return {**tensors, **{n: tensors[first] for n, first in all_names.items()}}
+
+        def computed(function: Callable[..., Any]) -> tuple[dict[str, Any], Any]:
+            tensors = fresh_tensors()
+            # What a forward pass makes itself (`torch.zeros`, `torch.arange`) is of JAX too.
+            with (
+                environment, environment.override_property(prng=drawn), torch.device("jax"),
+                _hooked(module), _refusing(environment),
+            ):  # fmt: skip
+                return tensors, function(tensors, args, kwargs)
+
+        try:
+            tensors, result = computed(
+                lambda tensors, args, kwargs: callable_module.functional_call(
+                    called, tensors, {}, *args, **kwargs
+                )
+            )
+        except TransformsItself:
+            # PyTorch's recorder is imported for these alone.
+            from jaxeff.core.pytorch._transformed import record
+
+            tensors, result = computed(record(module, called, fresh_tensors(), args, kwargs))
         for part in jax.tree.leaves(result, is_leaf=is_tensor):
             check_current(part)
         after = environment.t2j_iso({path: tensors[names[path]] for path in state})

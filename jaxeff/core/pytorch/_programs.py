@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 from torch._export.utils import _check_input_constraints_for_graph
@@ -22,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from jaxeff.core._from_jax import Kept, Leaves, LibraryModel, Method, warn_of_training_mode
 from jaxeff.core.pytorch._files import load_program
+from jaxeff.core.pytorch._graphs import GraphRun, layer_scope
 from jaxeff.core.pytorch._modules import read_callable
 from jaxeff.core.pytorch._tensors import is_tensor
 
@@ -60,7 +59,7 @@ def read_program(
     def called(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         flat = _flat_inputs(module, args, kwargs)
         _check_sizes(module, guards, flat)
-        results = NamedRun(module).run(*(leaf for _, leaf in flat), enable_io_processing=False)
+        results = GraphRun(module).run(*(leaf for _, leaf in flat), enable_io_processing=False)
         return pytree.tree_unflatten(results, module._out_spec)
 
     def restored(params: Leaves, state: Leaves, kept: Kept) -> torch.export.ExportedProgram:
@@ -69,64 +68,6 @@ def read_program(
         return _with_values(program, leaves)
 
     return read_callable(module, called, mutable, restored)
-
-
-class NamedRun(torch.fx.Interpreter):
-    """Runs a graph of PyTorch's operations on JAX, each under the name of its layer."""
-
-    def __init__(self, module: torch.fx.GraphModule) -> None:
-        super().__init__(module)
-        self.extra_traceback = False
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        stack = [path for path, _ in (n.meta.get("nn_module_stack") or {}).values()]
-        scope = _scope(stack[-1]) if stack else ""
-        if n.op != "call_function" or not scope:
-            return super().run_node(n)
-        with jax.named_scope(scope):
-            return super().run_node(n)
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target in _ASSERTIONS:
-            return None
-        # What the graph makes itself is made where its inputs are.
-        args, kwargs = pytree.tree_map(_on_jax, (args, kwargs))
-        if not isinstance(target, torch._ops.OpOverload):
-            return super().call_function(target, args, kwargs)
-        if function := _FUNCTIONS.get(target.overloadpacket):
-            return function(*args, **kwargs)
-        if not target._can_decompose():
-            return super().call_function(target, args, kwargs)
-        # As of a module: PyTorch itself makes of it what torchax knows.
-        with torch._C.DisableTorchFunction():
-            return super().call_function(target, args, kwargs)
-
-
-_FUNCTIONS = {
-    getattr(torch.ops.aten, name): getattr(torch.nn.functional, name, None) or getattr(torch, name)
-    for name in (
-        "arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "zeros",
-        "linear", "scaled_dot_product_attention", "einsum", "pad", "one_hot", "cdist",
-    )
-}  # fmt: skip
-"""Operations that a module calls by functions, for which torchax has definitions."""
-
-
-def _on_jax(leaf: Any) -> Any:
-    return torch.device("jax") if isinstance(leaf, torch.device) else leaf
-
-
-_ASSERTIONS = {
-    torch.ops.aten._assert_tensor_metadata.default,
-    torch.ops.aten._assert_async.msg,
-    torch.ops.aten._assert_async.default,
-}
-"""What a graph states of its inputs' dtypes and layouts, and of values that aren't known."""
-
-
-def _scope(path: str) -> str:
-    # A layer that is called again is named `layer@1` there.
-    return re.sub(r"@\d+", "", path).replace(".", "/")
 
 
 def _flat_inputs(
@@ -173,7 +114,8 @@ def _warn_of_mode(program: torch.export.ExportedProgram, keyed: bool, mutable: b
     written = program.graph_signature.buffers_to_mutate.values()
     batching = {name.rpartition(".")[0] for name in written} if not mutable else set()
     warn_of_training_mode(
-        "the exported program", *([*map(_scope, sorted(names))] for names in (dropping, batching))
+        "the exported program",
+        *([*map(layer_scope, sorted(names))] for names in (dropping, batching)),
     )
 
 

@@ -3,6 +3,9 @@
 PyTorch decomposes `torch.lstm`, `gru`, `rnn_tanh` and `rnn_relu` step by step: read like that, a
 layer of a hundred steps is a program of a thousand equations, which takes half a minute to trace.
 Here it is a `lax.scan`, whose results are PyTorch's (`torch.nn.LSTM` and `GRU` have the formulas).
+
+A packed sequence has the rows of all sequences that are still running, step by step. Its lengths
+are numbers, as its shape depends on them.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 Cell = Callable[[Sequence[Any], Sequence[Any], Any], list[Any]]
@@ -63,13 +67,15 @@ def recurrent(cell: Cell, unknown: Callable[[], Exception]) -> Callable[..., Any
 
     Args:
         cell: One of `CELLS`.
-        unknown: Makes what is raised where PyTorch has to decompose a call itself: packed
-            sequences, whose second argument is the sizes of batches, and dropout between layers.
+        unknown: Makes what is raised where PyTorch has to decompose a call itself: dropout between
+            layers.
     """
 
     def layers(x: Any, states: Any, weights: Any, *settings: Any) -> Any:
-        if not isinstance(weights, list | tuple):
-            raise unknown()
+        packed = None
+        if isinstance(settings[0], list | tuple):  # rows, sizes, states, weights and settings
+            packed = _Packed(np.asarray(states))
+            states, weights, settings = weights, settings[0], (*settings[1:], False)
         count, dropout, train, both_ways, batch_first = settings[1:]  # the first: whether biased
         if dropout and train and count > 1:
             raise unknown()
@@ -79,18 +85,22 @@ def recurrent(cell: Cell, unknown: Callable[[], Exception]) -> Callable[..., Any
         # With biases and a projection five of a layer and direction, without either two.
         each = len(weights) // (count * directions)
         y = jnp.swapaxes(x, 0, 1) if batch_first else x
+        y = y if packed is None else packed.padded(y)
         after = []
         for layer in range(count):
             # The second direction has weights of its own, and begins at the end.
             results = []
             for direction in range(directions):
                 place = layer * directions + direction
-                matrices = weights[place * each : (place + 1) * each]
-                last, rows = _scanned(cell, matrices, [s[place] for s in states], y, direction == 1)
+                last, rows = _scanned(
+                    cell, weights[place * each : (place + 1) * each], [s[place] for s in states],
+                    (y, None if packed is None else packed.running), direction == 1,
+                )  # fmt: skip
                 after.append(last)
                 results.append(rows)
             y = jnp.concatenate(results, -1) if both_ways else results[0]
         y = jnp.swapaxes(y, 0, 1) if batch_first else y
+        y = y if packed is None else packed.rows(y)
         return (y, *(jnp.stack(each) for each in zip(*after, strict=True)))
 
     return layers
@@ -99,10 +109,77 @@ def recurrent(cell: Cell, unknown: Callable[[], Exception]) -> Callable[..., Any
 def _scanned(
     cell: Cell, weights: Sequence[Any], states: Sequence[Any], rows: Any, reverse: bool
 ) -> tuple[Sequence[Any], Any]:
-    """Runs a cell over the rows of `[steps, batch, inputs]`: its last states, and each step's."""
+    """Runs a cell over the rows of `[steps, batch, inputs]`: its last states, and each step's.
 
-    def step(states: Sequence[Any], x: Any) -> tuple[list[Any], Any]:
+    Beside the rows stands whether each sequence is running, [steps, batch, 1], or None: a sequence
+    that isn't keeps its states, those it ended with or, from the end, those it begins with.
+    """
+
+    def step(states: Sequence[Any], row: Any) -> tuple[list[Any], Any]:
+        x, running = row
         after = cell(weights, states, x)
+        if running is not None:
+            after = [jnp.where(running, *both) for both in zip(after, states, strict=True)]
         return after, after[0]
 
     return lax.scan(step, list(states), rows, reverse=reverse)
+
+
+class _Packed:
+    """How a packed sequence's rows lie in `[steps, batch]`.
+
+    Args:
+        sizes: How many sequences run at each step, longest ones first.
+
+    Attributes:
+        running: Whether a sequence runs at a step, [steps, batch, 1].
+    """
+
+    def __init__(self, sizes: np.ndarray) -> None:
+        self.running = (np.arange(sizes[0]) < sizes[:, None])[..., None]
+        self._steps, self._sequences = np.nonzero(self.running[..., 0])
+
+    def padded(self, rows: Any, value: float = 0.0) -> Any:
+        empty = jnp.full((*self.running.shape[:2], *rows.shape[1:]), value, rows.dtype)
+        return empty.at[self._steps, self._sequences].set(rows)
+
+    def rows(self, padded: Any) -> Any:
+        return padded[self._steps, self._sequences]
+
+
+def pack(padded: Any, lengths: np.ndarray, batch_first: bool) -> tuple[Any, np.ndarray]:
+    """Returns the rows and sizes of a packed sequence: `torch._pack_padded_sequence`.
+
+    Args:
+        padded: Sequences, longest first, [steps, batch, ...], or [batch, steps, ...].
+        lengths: Their lengths, [batch].
+        batch_first: Whether the batch is the first of these axes.
+
+    Raises:
+        ValueError: Lengths are no numbers of steps, or aren't sorted.
+    """
+    y = jnp.swapaxes(padded, 0, 1) if batch_first else padded
+    if lengths.shape != (y.shape[1],) or not (0 < lengths.min() <= lengths.max() <= y.shape[0]):
+        raise ValueError(
+            f"pack_padded_sequence: lengths {lengths.tolist()} for {y.shape[1]} sequences padded "
+            f"to {y.shape[0]} steps: give one a sequence, from 1 to {y.shape[0]}."
+        )
+    if (np.diff(lengths) > 0).any():
+        raise ValueError(
+            f"pack_padded_sequence: lengths {lengths.tolist()} aren't sorted, longest first: "
+            "enforce_sorted=False sorts them."
+        )
+    sizes = (lengths > np.arange(lengths[0])[:, None]).sum(1)
+    return _Packed(sizes).rows(y), sizes
+
+
+def pad(
+    rows: Any, sizes: np.ndarray, batch_first: bool, value: float, total: int
+) -> tuple[Any, np.ndarray]:
+    """Returns padded sequences and their lengths: `torch._pad_packed_sequence`."""
+    packed = _Packed(sizes)
+    y = packed.padded(rows, value)
+    if total > len(sizes):
+        beyond = [(0, total - len(sizes)), *[(0, 0)] * (y.ndim - 1)]
+        y = jnp.pad(y, beyond, constant_values=value)
+    return (jnp.swapaxes(y, 0, 1) if batch_first else y), packed.running[..., 0].sum(0)

@@ -77,6 +77,10 @@ class ModelTensor(Tensor):
     def detach(self) -> View:  # type: ignore[override]
         return View(self, _Detached(), self._env)
 
+    def cpu(self, memory_format: Any = None) -> ModelTensor:  # type: ignore[override]
+        # Where JAX computes is said by its arrays; torchax would make a tensor of PyTorch's.
+        return self
+
     def tolist(self) -> Any:
         return self._env.known_array(self, "Tensor.tolist").tolist()
 
