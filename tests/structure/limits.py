@@ -6,11 +6,13 @@ modules, of memories that learn by pulses and of meshes of interferometers; by t
 answer for every cell or pixel and of how detections are judged; by the module of batches that
 training takes from iterables; by that of Orbax' folders; by that of products before loops; by
 three, of both ends of a serial line and what runs a bundle there; by four, of programs of
-torch.export, their files and recurrent layers in a package of PyTorch's; and by that of the Hub.
+torch.export, their files and recurrent layers in a package of PyTorch's; by that of the Hub; by
+three, of MLPerf Tiny's line; and by four, of what modules of PyTorch record, its graphs, its
+windows and its grids.
 """
 
 LIMITS = {
-    "modules": 438,
+    "modules": 442,
     "modules hidden by a public name": 0,
     "modules that aren't private": 0,
     "imports of a module inside another package": 0,

@@ -303,6 +303,7 @@ def _loop_as_pytorch(environment: Any, on_tensors: Callable[..., Any]) -> None:
         with torch._C.DisableTorchFunction():
             return environment.j2t_iso(rows), torch.from_numpy(sizes)
 
+    # By the function's name: its decomposition asks PyTorch for 64-bit numbers.
     def padded(rows: Any, sizes: Any, batch_first: bool, value: float, total: int) -> Any:
         y, lengths = _recurrent.pad(rows.jax(), sizes.numpy(), batch_first, value, total)
         with jax.ensure_compile_time_eval():

@@ -24,6 +24,7 @@ def _on_grid(x: Any, scale: Any, zero: Any, low: int, high: int) -> Any:
 @_on_grid.defjvp
 def _through(low: int, high: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
     x, scale, zero = primals
+    # Codes before they are clipped tell which entries the range cuts off.
     codes = jnp.round(x * (1 / scale)) + zero
     inside = (low <= codes) & (codes <= high)
     return _on_grid(x, scale, zero, low, high), jnp.where(inside, tangents[0], 0)
@@ -37,6 +38,7 @@ def by_tensor(x: Any, scale: Any, zero: Any, low: int, high: int) -> Any:
 
 def by_channel(x: Any, scale: Any, zero: Any, axis: int, low: int, high: int) -> Any:
     """Computes `torch.fake_quantize_per_channel_affine`."""
+    # A scale and a zero point for each entry of one axis, which the others share.
     shape = [-1 if a == axis % x.ndim else 1 for a in range(x.ndim)]
     scale, zero = (jnp.asarray(a, jnp.float32).reshape(shape) for a in (scale, zero))
     return _on_grid(x, scale, zero, low, high)
@@ -62,6 +64,7 @@ def observed(number: Callable[[Any, str], Any]) -> Callable[..., Any]:
                 "which would change its grids with every call: freeze them before, "
                 "model.apply(torch.ao.quantization.disable_observer)."
             )
+        # Switched off, as in the first epochs of a training, it hands its input on.
         if not number(quantizes, "a fake quantizer"):
             return x
         scale, zero = scale.jax(), zero.jax()

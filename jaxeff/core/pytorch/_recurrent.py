@@ -116,6 +116,7 @@ def _scanned(
     """
 
     def step(states: Sequence[Any], row: Any) -> tuple[list[Any], Any]:
+        # Where all run, as they do without packing, no selection is written down.
         x, running = row
         after = cell(weights, states, x)
         if running is not None:
@@ -140,6 +141,7 @@ class _Packed:
         self._steps, self._sequences = np.nonzero(self.running[..., 0])
 
     def padded(self, rows: Any, value: float = 0.0) -> Any:
+        # Where no sequence runs any more is the value, which a loop's mask never reads.
         empty = jnp.full((*self.running.shape[:2], *rows.shape[1:]), value, rows.dtype)
         return empty.at[self._steps, self._sequences].set(rows)
 
@@ -169,6 +171,7 @@ def pack(padded: Any, lengths: np.ndarray, batch_first: bool) -> tuple[Any, np.n
             f"pack_padded_sequence: lengths {lengths.tolist()} aren't sorted, longest first: "
             "enforce_sorted=False sorts them."
         )
+    # How many sequences are longer than each step: the batch that PyTorch computes there.
     sizes = (lengths > np.arange(lengths[0])[:, None]).sum(1)
     return _Packed(sizes).rows(y), sizes
 

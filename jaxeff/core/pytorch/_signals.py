@@ -53,9 +53,11 @@ def inverse_stft(
     hop = hop_length or n_fft // 4
     width = win_length or n_fft
     shape = jnp.ones(width, jnp.float32) if window is None else window
+    # A window that is shorter than a frame stands in its middle.
     before = (n_fft - width) // 2
     shape = jnp.pad(shape, (before, n_fft - width - before))
     frames = jnp.swapaxes(spectrum, -1, -2)
+    # The forward transform divided by the same root.
     if normalized:
         frames = frames * np.float32(np.sqrt(n_fft))
     half = onesided if onesided is not None else spectrum.shape[-2] != n_fft
@@ -65,6 +67,7 @@ def inverse_stft(
         pieces = jnp.fft.irfft(frames if half else frames[..., : n_fft // 2 + 1], n_fft)
     signal = _overlapped(pieces * shape, hop)
     weight = _overlapped(jnp.broadcast_to(shape**2, (spectrum.shape[-1], n_fft)), hop)
+    # Half a frame was padded at either end, which isn't part of the signal.
     begin = n_fft // 2 if center else 0
     end = signal.shape[-1] - begin
     if length is not None:

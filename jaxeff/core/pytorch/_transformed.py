@@ -54,6 +54,7 @@ def record(
     form: list[Any] = []
 
     def flat(*values: torch.Tensor) -> list[torch.Tensor]:
+        # What is no tensor stays as it was: a number is part of the record.
         filled = list(leaves)
         for place, value in zip(places, values, strict=True):
             filled[place] = value
@@ -61,6 +62,7 @@ def record(
         results, form[:] = _split(functional_call(module, named, args, kwargs))
         return results
 
+    # Memory that is never touched: the recorder asks for sizes and dtypes alone.
     like = [torch.empty(leaves[i].shape, dtype=leaves[i].dtype) for i in places]
     try:
         with traceback.preserve_node_meta(), _annotated(module.module):
@@ -80,6 +82,7 @@ def record(
     graph.recompile()
 
     def recorded(tensors: dict[str, Any], args: Any, kwargs: Any) -> Any:
+        # In the order of the recording, whatever the order of the mappings.
         leaves = _flattened(tensors, args, kwargs)[0]
         return _joined(GraphRun(graph).run(*(leaves[i] for i in places)), *form)
 
@@ -95,6 +98,7 @@ class _Calling(torch.nn.Module):
         self.called = called
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # `functional(method=...)` gives a name, an exported program the function that runs it.
         if isinstance(self.called, str):
             return getattr(self.module, self.called)(*args, **kwargs)
         return self.called(self.module, *args, **kwargs)
@@ -113,6 +117,7 @@ def _split(result: Any) -> tuple[list[torch.Tensor], list[Any]]:
 
 
 def _joined(tensors: list[Any], others: list[Any], spec: Any) -> Any:
+    # A tuple holds what is no tensor, since that may be None itself.
     remaining = iter(tensors)
     leaves = [next(remaining) if other is None else other[0] for other in others]
     return pytree.tree_unflatten(leaves, spec)
