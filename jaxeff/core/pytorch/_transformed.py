@@ -64,6 +64,22 @@ def record(
 
     # Memory that is never touched: the recorder asks for sizes and dtypes alone.
     like = [torch.empty(leaves[i].shape, dtype=leaves[i].dtype) for i in places]
+    graph = _recording(flat, like, module.module)
+    graph.graph.eliminate_dead_code()  # questions about sizes
+    graph.recompile()
+
+    def recorded(tensors: dict[str, Any], args: Any, kwargs: Any) -> Any:
+        # In the order of the recording, whatever the order of the mappings.
+        leaves = _flattened(tensors, args, kwargs)[0]
+        return _joined(GraphRun(graph).run(*(leaves[i] for i in places)), *form)
+
+    return recorded
+
+
+def _recording(
+    flat: Callable[..., list[torch.Tensor]], like: list[torch.Tensor], module: torch.nn.Module
+) -> torch.fx.GraphModule:
+    """Records a function of tensors as a graph that writes into its inputs alone."""
     try:
         with traceback.preserve_node_meta(), _annotated(module.module):
             writing = make_fx(flat, core_aten_decompositions(), tracing_mode="fake")(*like)
@@ -78,15 +94,7 @@ def record(
     with traceback.preserve_node_meta():
         pure = functionalize(torch.fx.Interpreter(writing).run, remove="mutations")
         graph = make_fx(pure, tracing_mode="fake")(*like)
-    graph.graph.eliminate_dead_code()  # questions about sizes
-    graph.recompile()
-
-    def recorded(tensors: dict[str, Any], args: Any, kwargs: Any) -> Any:
-        # In the order of the recording, whatever the order of the mappings.
-        leaves = _flattened(tensors, args, kwargs)[0]
-        return _joined(GraphRun(graph).run(*(leaves[i] for i in places)), *form)
-
-    return recorded
+    return graph
 
 
 class _Calling(torch.nn.Module):
