@@ -81,7 +81,7 @@ def _recording(
 ) -> torch.fx.GraphModule:
     """Records a function of tensors as a graph that writes into its inputs alone."""
     try:
-        with traceback.preserve_node_meta(), _annotated(module.module):
+        with traceback.preserve_node_meta(), _annotated(module):
             writing = make_fx(flat, core_aten_decompositions(), tracing_mode="fake")(*like)
     except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
         raise NotImplementedError(
