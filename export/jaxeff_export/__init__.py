@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from jaxeff_export.latency import measured_latency as measured_latency
     from jaxeff_export.latency import modelled_latency as modelled_latency
     from jaxeff_export.latency import table_latency as table_latency
+    from jaxeff_export.latency import vela_latency as vela_latency
     from jaxeff_export.litert_files import LitertError as LitertError
     from jaxeff_export.litert_files import LitertFile as LitertFile
     from jaxeff_export.litert_files import from_litert as from_litert
@@ -77,7 +78,13 @@ _MODULES = {
     "clib": ("CLibrary", "CLibraryError"),
     "compiler": ("compile_module",),
     "importer": ("StableHLOParseError", "UnsupportedOpError", "import_stablehlo"),
-    "latency": ("channel_multiple", "measured_latency", "modelled_latency", "table_latency"),
+    "latency": (
+        "channel_multiple",
+        "measured_latency",
+        "modelled_latency",
+        "table_latency",
+        "vela_latency",
+    ),
     "litert_files": ("LitertError", "LitertFile", "from_litert", "to_litert"),
     "onnx_files": ("OnnxError", "OnnxFile", "from_onnx", "to_onnx", "to_qonnx"),
     "runtime": ("LoadedBundle", "load"),

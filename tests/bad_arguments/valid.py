@@ -182,6 +182,7 @@ OWN: dict[str, dict[str, Any]] = {
     "jaxeff_export.table_latency": {"inputs": (X,)},
     "jaxeff_export.modelled_latency": {"inputs": (X,)},
     "jaxeff_export.measured_latency": {"inputs": (X,)},
+    "jaxeff_export.vela_latency": {"inputs": (X,), "accelerator": "ethos-u55-128"},
     "jaxeff.uncertainty.sparsity_threshold": {"train": POINTS},
     "jaxeff.uncertainty.out_of_domain": {"x": POINTS, "train": POINTS},
     "jaxeff.uncertainty.negative_log_density": {"x": POINTS, "train": POINTS},

@@ -7,3 +7,4 @@ from jaxeff_export.latency._measured import measured_latency as measured_latency
 from jaxeff_export.latency._modelled import channel_multiple as channel_multiple
 from jaxeff_export.latency._modelled import modelled_latency as modelled_latency
 from jaxeff_export.latency._table import table_latency as table_latency
+from jaxeff_export.latency._vela import vela_latency as vela_latency

@@ -30,10 +30,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 _NAMES = {
-    "flatbuffers": "flatbuffers", "litert_converter": "litert-converter", "onnx": "onnx",
-    "serial": "pyserial", "tvm": "TVM", "typer": "typer",
+    "ethosu": "ethos-u-vela", "flatbuffers": "flatbuffers", "litert_converter": "litert-converter",
+    "onnx": "onnx", "serial": "pyserial", "tvm": "TVM", "typer": "typer",
 }  # fmt: skip
 _EXTRAS = {
+    "ethosu": "vela",
     "litert_converter": "litert",
     "onnx": "weights",
     "serial": "serial",
@@ -48,8 +49,8 @@ def require_extra(module: str, what: str) -> None:
     """Raises `MissingExtraError` unless a module of the extra can be imported.
 
     Args:
-      module: ``"tvm"``, ``"flatbuffers"``, ``"litert_converter"``, ``"onnx"``, ``"serial"`` or
-        ``"typer"``; it is not imported.
+      module: ``"tvm"``, ``"flatbuffers"``, ``"litert_converter"``, ``"ethosu"``, ``"onnx"``,
+        ``"serial"`` or ``"typer"``; it is not imported.
       what: what needs it, the sentence's subject.
     """
     # Looked for, not imported: importing TVM takes seconds.
