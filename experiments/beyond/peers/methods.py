@@ -71,7 +71,7 @@ def members(settings: Settings) -> list[rows.Row]:
         return optax.softmax_cross_entropy_with_integer_labels(f(p, x), y).mean()
 
     def summed(p: Any) -> Any:
-        logits = g(p, x)
+        logits = g.apart(p, x)  # as `member_loss` does it
         of_all = jax.vmap(optax.softmax_cross_entropy_with_integer_labels, (0, None))(logits, y)
         return of_all.mean(1).sum()
 
