@@ -35,7 +35,8 @@ several, members = jaxeff.ensemble(key, h, adapters, {"*": Members(3)},
 The first is Laplace-LoRA (Yang et al. 2024, arXiv 2308.13111), the second BLoB (Wang et al. 2024,
 arXiv 2406.11675); the members of the last share all that comes before the first adapter.
 
-`learner` makes a step that learns some of a network on a device, behind a body in whole numbers.
+`learner` makes a step that learns some of a network on a device, behind a body in whole numbers;
+with `uncertainty.watched` it keeps watch for drift over all that it isn't told.
 
 Sharp edge: `h` closes over the frozen weights, so each compiled program holds them as constants.
 Where they are large, make them parameters that `frozen` leaves unchanged, and name the adapters in

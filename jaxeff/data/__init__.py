@@ -29,6 +29,7 @@ from jaxeff.data._noisy_sine import REGIMES as REGIMES
 from jaxeff.data._noisy_sine import noisy_sine as noisy_sine
 from jaxeff.data._noisy_sine import span as span
 from jaxeff.data._speech import Recordings as Recordings
+from jaxeff.data._speech import recording as recording
 from jaxeff.data._speech import recordings as recordings
 from jaxeff.data._speech import speech_commands as speech_commands
 from jaxeff.data._speech import tones as tones

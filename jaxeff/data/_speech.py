@@ -131,6 +131,34 @@ def recordings(folder: str | os.PathLike[str]) -> Recordings:
     return _split_by_speaker(folder, words)
 
 
+@validate(path=path_like)
+def recording(path: str | os.PathLike[str]) -> Int16[np.ndarray, " samples"]:
+    """Loads one recording: a wave file of 16 kHz, 16 bit, one channel, cut or filled to a second.
+
+    ```python
+    from jaxeff import data
+
+    try:
+        sound = data.recording("yes/0a_nohash_0.wav")                  # [16000]
+    except data.DataError as error:
+        print(error)                                                   # it isn't there
+    ```
+
+    Raises:
+        DataError: It is no such file; the message says what it is.
+    """
+    path = Path(path).expanduser()
+    try:
+        with wave.open(str(path)) as file:
+            form = (file.getframerate(), file.getsampwidth(), file.getnchannels())
+            content = file.readframes(file.getnframes())
+    except (wave.Error, EOFError, OSError) as error:
+        raise DataError(f"{path}: expected a wave file, but {error or 'it ends'}") from error
+    if form != (RATE, 2, 1):
+        raise DataError(f"{path}: expected 16 kHz, 16 bit and one channel, found {form}")
+    return _second(np.frombuffer(content, np.int16))
+
+
 def _split_by_speaker(folder: Path, words: tuple[str, ...]) -> Recordings:
     """Reads a folder; a fifth of its speakers is for testing."""
     by_held_out: dict[bool, tuple[list[np.ndarray], list[int]]] = {True: ([], []), False: ([], [])}
@@ -178,19 +206,7 @@ def _waves(folder: Path, words: tuple[str, ...]) -> Iterator[tuple[str, int, np.
                 f"are {', '.join(words)}"
             )
         for path in paths:
-            yield path.name, label, _read_wave(path)
-
-
-def _read_wave(path: Path) -> np.ndarray:
-    try:
-        with wave.open(str(path)) as file:
-            form = (file.getframerate(), file.getsampwidth(), file.getnchannels())
-            content = file.readframes(file.getnframes())
-    except (wave.Error, EOFError, OSError) as error:
-        raise DataError(f"{path}: expected a wave file, but {error or 'it ends'}") from error
-    if form != (RATE, 2, 1):
-        raise DataError(f"{path}: expected 16 kHz, 16 bit and one channel, found {form}")
-    return _second(np.frombuffer(content, np.int16))
+            yield path.name, label, recording(path)
 
 
 def _archived(folder: Path) -> Iterator[tuple[str, int, np.ndarray]]:

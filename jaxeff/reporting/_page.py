@@ -588,6 +588,8 @@ def _spotter(part: Chapter, of: Mapping[str, Any]) -> Chapter:
         f"{of['instructions'] / 1e6:.1f} million instructions for a second of sound; "
         f"{of['same']:,} of {of['steps']:,} emulated steps decide as JAX does.",
     ])  # fmt: skip
+    if (learns := of.get("learning")) is not None:
+        part.sentences.extend(_learning(learns))
     shares = {
         "coverage, first third, threshold of the beginning": "fixed_first",
         "coverage, last third, threshold of the beginning": "fixed_last",
@@ -610,6 +612,24 @@ def _spotter(part: Chapter, of: Mapping[str, Any]) -> Chapter:
     names = ("code", "parameters", "workspace", "arrays", "stack")
     part.tables.append(Table(("memory", "bytes>"), [(name, f"{of[name]:,}") for name in names]))
     return part
+
+
+def _learning(of: Mapping[str, Any]) -> list[str]:
+    """Says what came of telling a word, and of noise."""
+
+    def alarm(name: str) -> str:
+        return "no alarm" if of[name] is None else f"an alarm after {of[name]:.0f} seconds"
+
+    return [
+        f"Told {of['told']} recordings of {of['word']} that it hears wrong, {of['passes']} times "
+        f"each, it hears {of['right']} of them right; of others of this word "
+        f"{percent(of['word_after'])}, and {percent(of['word_before'])} before; of all other "
+        f"classes {percent(of['others_after'])}, and {percent(of['others_before'])} before.",
+        f"In white noise that rises over {of['seconds']} seconds to a deviation of "
+        f"{of['loudest']:,.0f} there is {alarm('alarm_in_noise')}; without it "
+        f"{alarm('alarm_dry')}, and in {of['usual']:,} seconds of other speakers "
+        f"{alarm('alarm_usual')}.",
+    ]
 
 
 _CALLS = {

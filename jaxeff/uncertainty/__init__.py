@@ -111,6 +111,7 @@ from jaxeff.uncertainty._monitor import Monitoring as Monitoring
 from jaxeff.uncertainty._monitor import MonitorState as MonitorState
 from jaxeff.uncertainty._monitor import Reading as Reading
 from jaxeff.uncertainty._monitor import monitor as monitor
+from jaxeff.uncertainty._monitor import watched as watched
 from jaxeff.uncertainty._out_of_domain import OOD_QUANTILE as OOD_QUANTILE
 from jaxeff.uncertainty._out_of_domain import aupr as aupr
 from jaxeff.uncertainty._out_of_domain import auroc as auroc

@@ -129,6 +129,7 @@ class Reading(NamedTuple):
 
 
 Step = Callable[[Any, Any, Any, MonitorState], tuple[Reading, MonitorState]]
+Learn = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 
 @core.validate(
@@ -315,3 +316,79 @@ def _watched(
     counts, capital, alarm, rate = kept
     after = state._replace(counts=counts, capital=capital, alarm=alarm, unknown_rate=rate)
     return after._replace(key=jax.random.key_data(next_key)), evidence.max()
+
+
+def _learner(where: str, value: Any) -> None:
+    """Checks for what `learner` returns."""
+    if not (isinstance(value, tuple) and len(value) == 3 and callable(value[0])):
+        raise TypeError(
+            f"{where} must be a step, its parameters and its first state, as learner(...) returns "
+            f"them, not {core.describe_value(value)}"
+        )
+
+
+@core.validate(
+    learns=_learner,
+    x=core.input_batch,
+    calibration=core.instance_of(_conformal.ConformalCalibration),
+    score=core.function_of_form("score(outputs)"),
+)
+def watched(
+    key: PRNGKeyArray,
+    learns: tuple[Learn, Any, Any],
+    x: Any,
+    calibration: _conformal.ConformalCalibration,
+    score: Callable[[Any], Float[Array, " batch"]],
+    spec: Monitoring | None = None,
+) -> tuple[Learn, Any, dict[str, Any]]:
+    """Makes a step that learns from inputs whose label is told, and watches the others for drift.
+
+    ```python
+    import jax
+    from jaxeff.adapters import learner
+    from jaxeff.nn import small_classifier
+    from jaxeff.uncertainty import LAC, conformalize, msp, watched
+
+    f, params, (x, y) = small_classifier()
+    sets = conformalize(f(params, x[:64]), y[:64], LAC(), 0.9)
+    learns = learner(f, params, x[:1])
+    step, params, state = watched(jax.random.key(0), learns, x[64:128], sets, msp)
+    for one, label in zip(x[128:140, None], y[128:140, None]):      # label -1: it watches
+        seen, state = jax.jit(step)(params, one, label, state)
+    print(seen.outputs.argmax(), seen.alarm)
+    ```
+
+    What is told, and what is told again so that it isn't forgotten, was chosen by somebody, and
+    isn't what comes by itself: the watch leaves it out.
+
+    Args:
+        key: A random key, for ties of p-values; another one for each device.
+        learns: What `adapters.learner` returns: a step, its parameters, and its first state.
+        x: Held-out inputs, of the kind that is normal.
+        calibration: From `conformalize`, of the step's outputs: the sets of a reading.
+        score: A function of outputs that says how unknown each input is, `[batch]`.
+        spec: How inputs are watched, as for `monitor`; `Monitoring()` if None.
+
+    Returns:
+        ``step(params, x, y, state) -> (Reading, state)``; the parameters that it takes; and the
+        first state, ``{"learnt": the learner's, "watch": the monitor's}``. Where a label from 0 on
+        is told, the watch stays as it was; with other labels only that changes.
+
+    Raises:
+        TypeError: `learns` is no such tuple.
+    """
+    learn, params, first = learns
+    count = len(jax.tree.leaves(x)[0])
+    outputs, _ = jax.jit(learn)(params, x, jnp.full(count, -1), first)
+    watch, begin = monitor(key, lambda _, outputs: outputs, {}, outputs, calibration, score, spec)
+
+    def step(params: Any, x: Any, y: Any, state: Any) -> tuple[Any, Any]:
+        outputs, learnt = learn(params, x, y, state["learnt"])
+        reading, after = watch({}, outputs, y, state["watch"])
+        # Readings of what is told are thrown away with the state behind them.
+        is_told = (y >= 0).any()
+        after = jax.tree.map(lambda new, old: jnp.where(is_told, old, new), after, state["watch"])
+        rates = {name: getattr(after, name) for name in ("unknown_rate", "coverage", "alarm")}
+        return reading._replace(**rates), {"learnt": learnt, "watch": after}
+
+    return step, params, {"learnt": first, "watch": begin}

@@ -174,6 +174,10 @@ SPECS: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "jaxeff.adapters.learner": {"what": "head", "loss": lambda logits, y: logits.max(-1)},
     "jaxeff.adapters.untied": {"site": "fc1"},
+    "jaxeff.uncertainty.watched": {
+        "learns": (lambda params, x, y, state: (x, state), {}, {}), "calibration": SETS,
+        "score": lambda outputs: outputs.max(-1), "spec": Monitoring(),
+    },
     "jaxeff.adapters.merge_lora": {"adapters": {
         "fc1/kernel": {"a": jnp.ones((1, 3, 2)), "b": jnp.ones((1, 2, 4))}
     }},

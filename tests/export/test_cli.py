@@ -37,7 +37,7 @@ def test_help_names_the_commands_and_their_arguments():
     listed = call("--help").stdout
     for command in (
         "compile", "inspect", "check", "run", "generate", "benchmark", "profile", "model", "report",
-        "search", "spotter",
+        "search", "spotter", "hear",
         "targets", "boards", "prepare", "c", "tune",
     ):  # fmt: skip
         assert command in listed

@@ -5,22 +5,29 @@ from __future__ import annotations
 import importlib.util
 import os
 import pty
+import signal
+import socket
 import subprocess
+import time
 import tty
 from collections import Counter
 
+import command_line
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from c_programs import call, require
 from jaxeff_export import BoardError, MissingExtraError, deploy
-from jaxeff_export.boards import SerialBoard, make_board
+from jaxeff_export.boards import SerialBoard, flash_firmware, make_board
 from jaxeff_export.boards import _serial as protocol
 from jaxeff_export.bundle import run_on_boards
 from jaxeff_export.clib import count_instructions
 from jaxeff_export.targets import emulation
 from serial_line import Line, noise
+
+from jaxeff.adapters import learner
 
 
 def net(params, x, steps):
@@ -39,9 +46,47 @@ X = jax.random.normal(jax.random.key(2), (4, 8))
 def deployed(folder, name, scale=1.0, target="host", **more):
     """A bundle, and the firmware of its library."""
     bundle = deploy(net, (parameters(scale), X, jnp.int32(3)), target=target, path=folder / name)
+    return bundle, *firmware(bundle, folder, name, **more)
+
+
+def firmware(bundle, folder, name, **more):
+    """The firmware of a bundle's library."""
     library = bundle.export_c(folder / f"{name}_c", name=name, **more)
     call(*library.serial_build, "-o", "firmware", folder=library.folder)
-    return bundle, [str(library.folder / "firmware")], library
+    return [str(library.folder / "firmware")], library
+
+
+def learning(folder, target="host"):
+    """A bundle whose last layer learns, and its firmware."""
+    weights = parameters()
+
+    def f(params, x):
+        return jnp.tanh(x @ weights["w"]) @ params["v"]
+
+    step, codes, state = learner(f, {"v": weights["v"]}, X[:1], optimizer=optax.sgd(0.1))
+    args = codes, X[:1], jnp.zeros(1, jnp.int32), state
+    bundle = deploy(step, args, target=target, path=folder / "learns", state=("state",))
+    return bundle, *firmware(bundle, folder, "learns")
+
+
+def taught(session, rows):
+    """What a session says of inputs, one of which it is told."""
+    return [session.step(X[i : i + 1], np.array([y], np.int32)) for i, y in rows]
+
+
+LESSON, ASKED = [(0, 2), (1, -1), (2, 0), (0, 2)], [(i, -1) for i in range(4)]
+
+
+def goes_along(session, path):
+    """What is said along a session that learns, is saved, forgets and is loaded again."""
+    before = taught(session, ASKED)
+    taught(session, LESSON)
+    session.save(path)
+    learnt = taught(session, ASKED)
+    session.reset()
+    anew = taught(session, ASKED)
+    session.load(path)
+    return np.array([before, learnt, anew, taught(session, ASKED)])
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +147,62 @@ def test_bytes_that_are_lost_or_change_cost_time_alone(seed, network, line, pati
             ours, here = runner.run(x, jnp.int32(number)), bundle.run(x, jnp.int32(number))
             jax.tree.map(np.testing.assert_array_equal, ours, here)
         assert board.resent > 0
+
+
+@pytest.fixture(scope="module")
+def learns(tmp_path_factory):
+    return learning(tmp_path_factory.mktemp("serial"))
+
+
+def test_what_a_board_learns_is_kept_and_forgotten_over_the_line(learns, tmp_path, patience):
+    bundle, command, _ = learns
+    here = goes_along(bundle.session(), tmp_path / "here.npz")
+    line = Line(command, noise(0, lost=0.001, changed=0.001), noise(1, lost=0.001))
+    try:
+        with board_on(line) as board, bundle.on(board) as runner:
+            session = runner.session()
+            there = goes_along(session, tmp_path / "there.npz")
+            line.reset()  # its memory is lost, and the session goes on
+            np.testing.assert_array_equal(taught(session, ASKED), there[-1])
+            assert board.resets == 1
+    finally:
+        line.end()
+    np.testing.assert_array_equal(there, here)
+    before, learnt, anew, again = there
+    np.testing.assert_array_equal(anew, before)
+    np.testing.assert_array_equal(again, learnt)
+    assert np.abs(learnt - before).max() > 0.1
+    # What was learnt there is a session's here.
+    session = bundle.session()
+    session.load(tmp_path / "there.npz")
+    np.testing.assert_array_equal(taught(session, ASKED), learnt)
+
+
+def test_a_flash_command_that_fails_says_why(network, tmp_path):
+    bundle, *_ = network
+    image = tmp_path / "fw.elf"
+    image.write_bytes(b"elf")
+
+    def refused(message, *options, board="serial:/dev/none"):
+        result = command_line.call("check", bundle.folder, "--board", board, *options)
+        assert command_line.refused(result, message)
+
+    fails = "sh -c 'echo no device found; exit 3'"
+    refused("the flash command ended with status 3: no device found", "--flash", fails)
+    refused("ended with status 1: it said nothing", "--flash", "false")
+    refused("'flasher' can't be run", "--flash", "flasher")
+    refused("takes an {image}: name it (--image)", "--flash", "echo {image}")
+    refused("has no {image}, which", "--flash", "echo", "--image", image)
+    refused("there is no image", "--flash", "echo {image}", "--image", tmp_path / "none.elf")
+    refused("an --image needs a --flash command", "--image", image)
+    refused("--flash is for boards on a serial line", "--flash", "echo", board="local")
+
+
+def test_what_a_flash_command_starts_may_go_on(tmp_path):
+    begun = time.monotonic()
+    flash_firmware(f"sh -c 'sleep 30 & echo $! > {tmp_path}/started'")
+    assert time.monotonic() - begun < 20
+    os.kill(int((tmp_path / "started").read_text()), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("frames", range(5))
@@ -257,3 +358,53 @@ def test_an_emulated_board_answers_over_its_uart(target, tmp_path, patience):
         assert sum(one.ms for one in profile) == pytest.approx(timing.median_ms, rel=0.1)
     finally:
         line.end()
+
+
+@pytest.mark.slow
+def test_an_emulated_board_learns_over_its_uart(tmp_path, patience):
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    bundle, _, library = learning(tmp_path, "cortex-m4")
+    line = Line(emulated("cortex-m4", library), noise(0, lost=0.001), noise(1, changed=0.001))
+    try:
+        with board_on(line) as board, bundle.on(board) as runner:
+            there = goes_along(runner.session(), tmp_path / "there.npz")
+            assert board.resent > 0
+    finally:
+        line.end()
+    (tmp_path / "host").mkdir()
+    here, _, _ = learning(tmp_path / "host")
+    expected = goes_along(here.session(), tmp_path / "here.npz")
+    # Another processor's `tanh` and order of sums.
+    np.testing.assert_allclose(there, expected, rtol=1e-5, atol=1e-5)
+    before, learnt, anew, again = there
+    np.testing.assert_array_equal(anew, before)
+    np.testing.assert_array_equal(again, learnt)
+
+
+@pytest.mark.slow
+def test_a_command_flashes_the_emulated_board(tmp_path):
+    pytest.importorskip("serial")
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    _, _, library = deployed(tmp_path, "net", target="cortex-m4")
+    _, _, wrong = deployed(tmp_path, "wrong", 2.0, target="cortex-m4")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    emulator = emulation("cortex-m4", library.target, tmp_path / "image")
+    at, running = emulator.index("-serial"), tmp_path / "running"
+    line = "-serial", f"tcp:{place},server=on,wait=off"
+    starts = *emulator[:at], *line, *emulator[at + 2 : -1], "{image}"
+    command = " ".join([*starts, "-daemonize", "-pidfile", str(running)])
+
+    def checked(library):
+        board = "--board", f"serial:socket://{place}", "--flash", command
+        image = "--image", library.folder / "firmware"
+        try:
+            return command_line.call("check", tmp_path / "net", *board, *image)
+        finally:
+            os.kill(int(running.read_text()), signal.SIGKILL)
+
+    result = checked(library)
+    assert result.exit_code == 0, result.output
+    result = checked(wrong)
+    assert result.exit_code == 1
+    assert "runs the firmware wrong" in result.stderr

@@ -11,6 +11,7 @@ from c_programs import require
 from command_line import call, refused
 from flax import nnx
 from jaxeff_export.artifact import SignatureError
+from jaxeff_export.cli import _learning_spotter as learning
 from jaxeff_export.cli import _spotter as spotter
 
 import jaxeff
@@ -55,7 +56,7 @@ def test_varied_recordings_keep_their_form_and_differ():
 
 def test_weights_of_a_byte_are_near_the_posterior():
     weights = Gaussian(*jnp.abs(jax.random.normal(jax.random.key(0), (2, 30, 4))))
-    decoded = spotter._decoded(spotter._coded(weights))
+    decoded = spotter.decoded(spotter._coded(weights))
     np.testing.assert_allclose(decoded.mean, weights.mean, atol=float(weights.mean.max()) / 254)
     std = jnp.sqrt(weights.var)
     np.testing.assert_allclose(jnp.sqrt(decoded.var), std, atol=float(std.max()) / 253)
@@ -131,6 +132,72 @@ def test_a_pickle_with_code_is_refused(start, tmp_path):
 def test_what_is_no_word_or_no_microcontroller_is_a_line(tmp_path):
     assert refused(call("spotter", tmp_path), "of two words or more, found none")
     assert refused(call("spotter", "--target", "host"), "host is no microcontroller")
+
+
+@pytest.mark.parametrize(("options", "rate"), [([], None), (["--learn", "--rate", "0.1"], 0.1)])
+def test_it_learns_where_it_is_asked_to(options, rate, monkeypatch):
+    asked = []
+
+    def build(*args, **options):
+        asked.append(options["rate"])
+        raise SignatureError("far enough")
+
+    monkeypatch.setattr(learning, "build", build)
+    assert refused(call("spotter", *options), "far enough")
+    assert asked == [rate]
+
+
+def test_a_stream_is_cut_into_what_each_step_takes():
+    audio, front = np.arange(32_000), spotter.FRONT
+    cut = learning.windows(audio.astype(np.int16))
+    assert cut.shape == (2 * spotter.SECOND, spotter.SAMPLES)
+    # Frames stand where they do in a recording alone, of which the last step has the last.
+    begins = spotter.NEW * np.arange(1, len(cut)) - front.hop
+    np.testing.assert_array_equal(cut[1:, 0], begins)
+    last = (front.frames(16_000) - 1) * front.hop + front.window
+    assert cut[spotter.SECOND - 1, -1] == last - 1
+    assert not cut[0, : front.hop].any()
+
+
+def test_noise_is_as_loud_as_asked():
+    audio, levels = np.zeros((2, 16_000), np.int16), np.array([100.0, 20_000.0])
+    noise = learning.in_noise(np.random.default_rng(0), audio, levels)
+    assert noise[0].std() == pytest.approx(100, rel=4 / np.sqrt(2 * 16_000))
+    assert noise[1].min() == -(2**15)  # cut off
+
+
+@pytest.mark.slow
+@pytest.mark.seconds(90)
+def test_one_library_tells_learns_and_watches(tmp_path):
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    key, words, rate = jax.random.key(0), spotter.words_of(None, 0), 0.01
+    tells = spotter.train(key, words, spotter.SpotterRecipe(4, 16, 2, 12, 0.9), seed=0)
+    step, params, first = learning.learning(key, tells, words, rate)
+    # By hand: one told recording is one step of a softmax regression on what the body says of it.
+    (audio, truth), second = words.test, spotter.SECOND
+    hear, lesson = learning.hearing(step, params), np.stack([audio[3], 0 * audio[3]])
+    after = hear(first, lesson, {second: int(truth[3])}).state["adapted"]["learnt"]["learnt"]
+    seen = np.asarray(tells.body(tells.codes, spotter.features(audio[3:4])), np.float64)[0]
+    was = first["adapted"]["learnt"]["learnt"]
+    z = seen @ np.asarray(was["kernel"], np.float64) + np.asarray(was["bias"])
+    delta = np.exp(z - z.max()) / np.exp(z - z.max()).sum() - np.eye(len(z))[truth[3]]
+    np.testing.assert_allclose(
+        after["kernel"], was["kernel"] - rate * np.outer(seen, delta), atol=1e-5
+    )
+    np.testing.assert_allclose(after["bias"], was["bias"] - rate * delta, atol=1e-5)
+    facts, stream, told = learning.walk(step, params, first, words, 0)
+    assert facts["right"] == facts["told"] == 3
+    assert facts["word_after"] >= facts["word_before"]
+    assert facts["alarm_dry"] is facts["alarm_usual"] is None
+    assert facts["alarm_in_noise"] < facts["seconds"]
+    bundle, spot, args = spotter.compiled(step, params, first, "cortex-m4", tmp_path / "bundle")
+    library = bundle.export_c(tmp_path / "library", name="spotter")
+    at = 4 * second  # the first lesson, and noise
+    stream = np.concatenate([stream[: at * spotter.NEW], stream[-3 * 16_000 :]])
+    told = {i: word for i, word in told.items() if i < at}
+    steps, same = spotter.emulated(library, spot, args, stream, told)
+    assert len(told) == 3
+    assert steps == same > 170
 
 
 @pytest.mark.slow

@@ -1,18 +1,18 @@
 """What each count may be at most; lowered where a change brings one down.
 
-Raised ten times: by MLPerf Tiny's networks, its serial line and submissions, and Vela's cycles;
+Raised eleven times: by MLPerf Tiny's networks, its serial line and submissions, and Vela's cycles;
 with the reader of LiteRT files, whose signature and ONNX's are the same, in two files; by two
 modules, of memories that learn by pulses and of meshes of interferometers; by two, of networks that
 answer for every cell or pixel and of how detections are judged; by the module of batches that
 training takes from iterables; by that of Orbax' folders; by that of products before loops; by
 three, of both ends of a serial line and what runs a bundle there; by four, of programs of
 torch.export, their files and recurrent layers in a package of PyTorch's; by that of the Hub; by
-three, of MLPerf Tiny's line; and by four, of what modules of PyTorch record, its graphs, its
-windows and its grids.
+three, of MLPerf Tiny's line; by four, of what modules of PyTorch record, its graphs, its windows
+and its grids; and by that of a spotter that learns.
 """
 
 LIMITS = {
-    "modules": 443,
+    "modules": 444,
     "modules hidden by a public name": 0,
     "modules that aren't private": 0,
     "imports of a module inside another package": 0,

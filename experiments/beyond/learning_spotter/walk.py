@@ -48,25 +48,17 @@ def watched(
         held: Features and labels of other speakers, of which the watch makes its bins.
     """
     features, labels = held
-    learn, codes, first = learner(
-        body.f, body.params, features[:1], body.spec, optimizer=optax.sgd(rate)
-    )
+    learns = learner(body.f, body.params, features[:1], body.spec, optimizer=optax.sgd(rate))
+    learn, codes, first = learns
     logits, _ = jax.jit(learn)(codes, features, jnp.full(len(features), UNKNOWN), first)
     sets = uncertainty.conformalize(logits, labels, uncertainty.LAC(), 0.9)
-    watch, begin = uncertainty.monitor(
-        key, lambda params, logits: logits, {}, logits, sets, uncertainty.msp
-    )
+    hears, codes, begin = uncertainty.watched(key, learns, features, sets, uncertainty.msp)
 
     def step(codes: Any, audio: Any, word: Any, state: Any) -> Any:
-        logits, learnt = learn(codes, FRONT.fixed(audio)[None, :, None], word, state["learnt"])
-        seen, after = watch({}, logits, word, state["watch"])
-        # What is told, with recordings that were kept, isn't what the device hears around it.
-        after = jax.tree.map(
-            lambda new, old: jnp.where(word[0] < 0, new, old), after, state["watch"]
-        )
-        return (logits, seen.unknown, after.alarm), {"learnt": learnt, "watch": after}
+        seen, state = hears(codes, FRONT.fixed(audio)[None, :, None], word, state)
+        return (seen.outputs, seen.unknown, seen.alarm), state
 
-    return step, codes, {"learnt": first, "watch": begin}
+    return step, codes, begin
 
 
 def told(rng: np.random.Generator, new: Heard, kept: Heard, passes: int, between: int) -> Heard:

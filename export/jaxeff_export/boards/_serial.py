@@ -20,6 +20,7 @@ import random
 import shlex
 import struct
 import subprocess
+import tempfile
 import time
 import urllib.parse
 import zlib
@@ -516,10 +517,16 @@ def flash_firmware(command: str, *, image: Path | None = None, board: str = "") 
       board: name of the board, ``"serial:/dev/ttyACM0"``.
 
     Raises:
-      BoardError: if it fails, there is no such program, or the image is missing.
+      BoardError: if it fails, there is no such program, the image is missing, or the command has no
+        place for it.
     """
     if "{image}" in command and image is None:
         raise BoardError(f"the flash command {command!r} takes an {{image}}: name it (--image)")
+    if "{image}" not in command and image is not None:
+        raise BoardError(
+            f"the flash command {command!r} has no {{image}}, which {image} would stand for: write "
+            "it there, or leave the image out"
+        )
     if image is not None and not image.is_file():
         raise BoardError(f"there is no image {image}; build the firmware first")
     port = board.removeprefix(SERIAL).partition("?")[0]
@@ -528,14 +535,15 @@ def flash_firmware(command: str, *, image: Path | None = None, board: str = "") 
             word.replace("{image}", str(image)).replace("{port}", port)
             for word in shlex.split(command)
         ]
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            check=False,
-        )  # fmt: skip
+        # A file: whoever waits for the end of a pipe waits for all that the command starts, too.
+        with tempfile.TemporaryFile() as said:
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=False
+            )
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
     except (OSError, ValueError, IndexError) as error:
         raise BoardError(f"the flash command {command!r} can't be run: {error}") from error
     if done.returncode:
-        lines = (done.stdout + done.stderr).strip().splitlines() or ["it said nothing"]
-        raise BoardError(
-            f"the flash command ended with status {done.returncode}: {' / '.join(lines[-3:])}"
-        )
+        told = " / ".join(lines[-3:]) or "it said nothing"
+        raise BoardError(f"the flash command ended with status {done.returncode}: {told}")

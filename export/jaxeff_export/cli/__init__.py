@@ -19,6 +19,7 @@ from jaxeff_export.cli._running import (
     boards,
     check,
     generate,
+    hear,
     model,
     prepare,
     profile,
@@ -76,6 +77,7 @@ app.command()(report)
 app.command()(tune)
 app.command()(search)
 app.command()(spotter)
+app.command()(hear)
 app.command()(targets)
 app.command()(boards)
 app.command()(prepare)

@@ -267,7 +267,29 @@ def _show_versions(versions: object) -> None:
     console.print(", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
-# 11 parameters: the options of a command are read off its function.
+_Weights = Annotated[
+    Path | None,
+    typer.Option(
+        help="What the training begins with: a PyTorch state_dict (.pt, .pth; tensors alone "
+        "are read) or an .npz of its arrays, in the order of nn.Sequential: Conv2d(10, WIDTH, "
+        "(3, 1), stride=(2, 1)), BLOCKS times Conv2d(WIDTH, WIDTH, (3, 1), groups=WIDTH) and "
+        "Conv2d(WIDTH, WIDTH, 1), Conv2d(WIDTH, WIDTH, (24 - 2 BLOCKS, 1), groups=WIDTH), each "
+        "with a ReLU behind it, and Linear(WIDTH, classes); batch norm folded, no padding. Its "
+        "input is cepstra of jaxeff.nn.LogMel(cepstra=10), of mean 0 and deviation 1."
+    ),
+]
+
+_Learn = Annotated[
+    bool,
+    typer.Option(
+        "--learn",
+        help="Its last layer learns on the board from each truth that it is told, and it "
+        "watches what it hears: alarm says that the sound has drifted.",
+    ),
+]
+
+
+# 13 parameters: the options of a command are read off its function.
 def spotter(
     recordings: Annotated[
         Path | None,
@@ -293,36 +315,32 @@ def spotter(
             "one: the page compares levels by words heard and false alarms.",
         ),
     ] = 0.6,
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            help="What the training begins with: a PyTorch state_dict (.pt, .pth; tensors alone "
-            "are read) or an .npz of its arrays, in the order of nn.Sequential: Conv2d(10, WIDTH, "
-            "(3, 1), stride=(2, 1)), BLOCKS times Conv2d(WIDTH, WIDTH, (3, 1), groups=WIDTH) and "
-            "Conv2d(WIDTH, WIDTH, 1), Conv2d(WIDTH, WIDTH, (24 - 2 BLOCKS, 1), groups=WIDTH), each "
-            "with a ReLU behind it, and Linear(WIDTH, classes); batch norm folded, no padding. Its "
-            "input is cepstra of jaxeff.nn.LogMel(cepstra=10), of mean 0 and deviation 1."
-        ),
-    ] = None,
+    weights: _Weights = None,
     listened: Annotated[
         int, typer.Option(min=2, help="Recordings, of a second each, that the emulated core hears.")
     ] = 20,
+    learn: _Learn = False,
+    rate: Annotated[
+        float, typer.Option(min=1e-6, max=1, help="Of the steps by which it learns, with --learn.")
+    ] = 0.002,
     seed: Seed = 0,
 ) -> None:
     """Make a keyword spotter for a microcontroller that says when it hears none of its words.
 
     It is trained and converted to integers, judged on other speakers, compiled, and listens on the
-    emulated core; the page says how right and how sure it is, and what it takes.
+    emulated core; the page says how right and how sure it is, and what it takes. With --learn it
+    is also told a word that it hears wrong, and hears others drown in noise.
     """
     with failures_in_one_line():
         _require_microcontroller(target)
         # JAX takes seconds to import: `--help` and other commands do without.
-        from jaxeff_export.cli._spotter import build
+        from jaxeff_export.cli._learning_spotter import build
 
         with steps() as step:
             page = build(
                 recordings, output, target, step, seed=seed, listened=listened, begin=weights,
-                bits=bits, width=width, blocks=blocks, epochs=epochs, coverage=coverage,
+                rate=rate if learn else None, bits=bits, width=width, blocks=blocks,
+                epochs=epochs, coverage=coverage,
             )  # fmt: skip
     console.print("\n".join(page.parts[0].sentences), highlight=False, markup=False)
     console.print(f"{output / 'report.html'}: open it in a browser", markup=False, soft_wrap=True)

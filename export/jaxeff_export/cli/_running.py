@@ -1,6 +1,6 @@
 """What runs, and where: ``run``, ``check``, ``benchmark``, ``profile``, and the boards there are.
 
-``generate`` lets a decoder's bundle continue a text.
+``generate`` lets a decoder's bundle continue a text, ``hear`` a spotter on a board hear recordings.
 ``model`` estimates what a call takes where nothing can be timed, and ``report`` makes a page of all
 that is known of a bundle. ``targets`` and ``boards`` list what can be compiled for and where it can
 run; ``prepare`` fetches what the emulated board needs.
@@ -318,6 +318,66 @@ def prepare() -> None:
         from jaxeff_export.boards import emulated
 
         emulated.prepare(progress=terminal.console.print)
+
+
+# 10 parameters: the options of a command are read off its function.
+def hear(
+    folder: Annotated[Path, typer.Argument(help="The output of spotter.")],
+    recordings: Annotated[
+        list[Path],
+        typer.Argument(help="Wave files of a second each: 16 kHz, 16 bit, one channel."),
+    ],
+    board: Annotated[
+        str, typer.Option(help="The board that the spotter is on: serial:/dev/ttyACM0.")
+    ],
+    state: Annotated[
+        Path | None,
+        typer.Option(help="What it has learnt: read if the file is there, and written at the end."),
+    ] = None,
+    told: Annotated[
+        str | None, typer.Option(help="The class of all these recordings, which it is told.")
+    ] = None,
+    times: Annotated[int, typer.Option(min=1, help="How often it hears each.")] = 1,
+    noise: Annotated[
+        float,
+        typer.Option(
+            min=0, max=32767, help="Deviation that white noise rises to, from none at the first."
+        ),
+    ] = 0.0,
+    flash: terminal.FlashCommand = None,
+    image: terminal.FlashImage = None,
+    seed: terminal.Seed = 0,
+) -> None:
+    """Let a spotter on a board hear recordings, one after the other, and tell it what they are.
+
+    A line for each says which class was most probable at its end, and which words were said
+    meanwhile. What was made with --learn learns the class it is told, and says when the sound
+    drifts from that of its training.
+    """
+    with terminal.failures_in_one_line():
+        # JAX takes seconds to import: `--help` and other commands do without.
+        from jaxeff_export.bundle import Bundle
+        from jaxeff_export.cli import _learning_spotter as learning
+
+        classes = learning.classes_of(folder)
+        truth = -1 if told is None else learning.class_of(told, classes)
+        sounds = learning.sounds_of(recordings, times, noise, seed)
+        loaded = Bundle.load(folder / "bundle")
+        terminal.flash([board], flash, image)
+        with loaded.on(board) as runner:
+            session = runner.session()
+            if state is not None and state.is_file():
+                session.load(state)
+            heard = learning.words_heard(session, sounds, truth, classes)
+            shown = zip(itertools.cycle(recordings), heard, strict=False)
+            for path, (best, said, alarm) in shown:
+                words = f", said {', '.join(said)}" if said else ""
+                drifted = "; ALARM: the sound has drifted" if alarm else ""
+                terminal.console.print(
+                    f"{path}: {best}{words}{drifted}", markup=False, soft_wrap=True, highlight=False
+                )
+            if state is not None:
+                session.save(state)
 
 
 _PREFILL = "Another bundle with the same cache, which reads the prompt in blocks; may be repeated."

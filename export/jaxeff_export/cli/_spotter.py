@@ -15,7 +15,7 @@ Sharp edges:
 
 import math
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,10 @@ import jaxeff
 from jaxeff import Gaussian, bayes, data, nn, training, uncertainty, weights
 from jaxeff.compression import LSQ, LayerQuantization, init, learned
 from jaxeff.moment_propagation import is_gaussian
-from jaxeff.reporting import Report
 from jaxeff.store import InflationError, open_regular, read_npz, require_inflatable
 from jaxeff_export.artifact import SignatureError
 from jaxeff_export.bundle import Bundle, deploy
-from jaxeff_export.clib import CLibrary, ExampleProgram, count_instructions
+from jaxeff_export.clib import CLibrary, ExampleProgram
 
 FRONT = nn.LogMel(cepstra=10)
 HOP = 2
@@ -46,7 +45,11 @@ SMOOTH = 0.25
 """What a step, of 40 ms, adds of its own to the probabilities of those before."""
 LAG = 3
 """Steps after the end of a recording for which sets are judged: smoothed ones come later."""
-SECOND = FRONT.rate // (HOP * FRONT.hop)
+SAMPLES = (HOP - 1) * FRONT.hop + FRONT.window
+"""Samples that a step takes."""
+NEW = HOP * FRONT.hop
+"""Samples of these that are new; the others end what came before."""
+SECOND = FRONT.rate // NEW
 """Steps of a second."""
 COPIES = 8
 """Recordings as they might have been: earlier, faster, fainter, in noise."""
@@ -134,6 +137,11 @@ def features(audio: np.ndarray) -> np.ndarray:
     return np.concatenate([of_some(part) for part in parts])[: len(audio), :, None]
 
 
+def silence() -> np.ndarray:
+    """Computes the cepstra of a second without a sound, with which a stream begins."""
+    return features(np.zeros((1, FRONT.rate), np.int16))
+
+
 def varied(key: np.random.Generator, audio: np.ndarray, quiet: np.ndarray) -> np.ndarray:
     """Moves recordings by up to a tenth of a second, changes speed and level, and adds noise.
 
@@ -192,10 +200,15 @@ class Spotter:
         step = uncertainty.online_conformal(lambda _, x: x, kept, self.coverage, rate=RATE)
         return step(None, region, truth, threshold)[1]
 
-    def stepwise(self, window: np.ndarray) -> tuple[Function, Any]:
-        """Makes a step of a stream from `HOP` frames, and its state after a window."""
+    def stepwise(self, window: np.ndarray, *, seen: bool = False) -> tuple[Function, Any]:
+        """Makes a step of a stream from `HOP` frames, and its state after a window.
+
+        Args:
+            window: Cepstra `[1, frames, 1, cepstra]`.
+            seen: Whether the state keeps the features of the last step.
+        """
         body, stream = jaxeff.streaming(self.body, self.codes, jnp.asarray(window), hop=HOP)
-        count = len(self.posterior["bias"].mean)
+        count, width = self.posterior["kernel"].std.shape[::-1]
 
         def step(params: Any, frames: Any, truth: Any, state: Any) -> tuple[Any, Any]:
             codes, posterior = params
@@ -210,6 +223,7 @@ class Spotter:
             kept = {
                 "stream": stream, "region": region, "threshold": threshold, "probable": probable
             }  # fmt: skip
+            kept |= {"seen": x} if seen else {}
             return {"said": said, "mean": logits.mean, "variance": logits.var}, kept
 
         state = {
@@ -217,7 +231,7 @@ class Spotter:
             "threshold": jnp.asarray(self.calibration.threshold, jnp.float32),
             "probable": jnp.zeros((1, count), jnp.float32),
         }  # fmt: skip
-        return step, state
+        return step, state | ({"seen": jnp.zeros((1, width), jnp.float32)} if seen else {})
 
 
 _PARTS = ("mean", "var")
@@ -244,7 +258,7 @@ def _coded(gaussian: Gaussian) -> WeightCodes:
     return WeightCodes(mean, std, steps)
 
 
-def _decoded(coded: WeightCodes) -> Gaussian:
+def decoded(coded: WeightCodes) -> Gaussian:
     mean, std = (part.astype(jnp.float32) for part in (coded.mean, coded.std))
     return Gaussian(mean * coded.steps[0], (std * coded.steps[1]) ** 2)
 
@@ -395,7 +409,7 @@ def train(
     of_last = jaxeff.moments(head)
 
     def moments(posterior: Any, seen: Any) -> Any:
-        return of_last(jax.tree.map(_decoded, posterior, is_leaf=_is_coded), seen)
+        return of_last(jax.tree.map(decoded, posterior, is_leaf=_is_coded), seen)
 
     none = uncertainty.ConformalCalibration(jnp.float32(0), _Probable())
     spotter = Spotter(g, codes, moments, posterior, none, words.count, recipe.coverage)
@@ -468,36 +482,45 @@ def calibrated(
     return lambda coverage: uncertainty.conformalize(ends, truth, _Probable(), coverage)
 
 
-def compiled(spotter: Spotter, target: str, path: Path) -> tuple[Bundle, Function, Any]:
+def compiled(
+    step: Function, params: Any, state: Any, target: str, path: Path
+) -> tuple[Bundle, Function, Any]:
     """Compiles a step: from the samples of `HOP` frames, and what they share with those before.
 
     Returns:
         The bundle, the same step under JAX, and its arguments at the beginning.
     """
-    silence = features(np.zeros((1, FRONT.rate), np.int16))
-    step, state = spotter.stepwise(silence)
 
     def spot(params: Any, audio: Any, truth: Any, state: Any) -> Any:
         return step(params, FRONT.fixed(audio)[None, :, None], truth, state)
 
-    audio = np.zeros((HOP - 1) * FRONT.hop + FRONT.window, np.int16)
-    args = (spotter.codes, spotter.posterior), audio, np.full(1, NOBODY, np.int32), state
+    audio = np.zeros(SAMPLES, np.int16)
+    args = params, audio, np.full(1, NOBODY, np.int32), state
     return deploy(spot, args, target=target, path=path, state=("state",)), jax.jit(spot), args
 
 
-def emulated(library: CLibrary, spot: Function, args: Any, audio: np.ndarray) -> tuple[int, int]:
+def emulated(
+    library: CLibrary, spot: Function, args: Any, audio: np.ndarray, told: Mapping[int, int]
+) -> tuple[int, int]:
     """Runs a stream on the emulated core: its steps, and in how many it decides as JAX does.
 
     Every step begins in the state that JAX is in: where all agree, so do they one after the other.
     What is said, the sets and the stream's codes have JAX's bits there; logits and their variances
     are sums of floats, which XLA adds in another order.
+
+    Args:
+        library: The spotter's.
+        spot: The same step under JAX.
+        args: Arguments of the first step.
+        audio: Samples.
+        told: The truth of the step before, by number of the step; others aren't known.
     """
-    params, new, truth, state = args
+    params, _, truth, state = args
     calls, expected = [], []
-    for begin in range(0, len(audio) - len(new) + 1, HOP * FRONT.hop):
-        sound = audio[begin : begin + len(new)]
-        calls.append([sound, truth, *map(np.asarray, jax.tree.leaves(state))])
-        result, state = spot(params, sound, truth, state)
+    for i, begin in enumerate(range(0, len(audio) - SAMPLES + 1, NEW)):
+        sound, word = audio[begin : begin + SAMPLES], np.full_like(truth, told.get(i, NOBODY))
+        calls.append([sound, word, *map(np.asarray, jax.tree.leaves(state))])
+        result, state = spot(params, sound, word, state)
         expected.append(jax.tree.leaves((result, state)))
     program = ExampleProgram(library, library.target_name)
     same = [
@@ -521,17 +544,22 @@ def probabilities(spotter: Spotter, audio: np.ndarray) -> np.ndarray:
         Smoothed probabilities after each step, `[steps, classes]`, the first one 40 ms after the
         silence began to end.
     """
+    return kept_of(spotter, audio, "probable")
+
+
+def kept_of(spotter: Spotter, audio: np.ndarray, name: str) -> np.ndarray:
+    """Hears recordings as `probabilities` does; returns a part of the state after each step."""
     silence = np.zeros(FRONT.rate, np.int16)
     frames = jax.jit(FRONT.fixed)(np.r_[silence, audio.reshape(-1), silence])[None, :, None]
     first = FRONT.frames(FRONT.rate)
-    step, state = spotter.stepwise(frames[:, :first])
+    step, state = spotter.stepwise(frames[:, :first], seen=name == "seen")
     new = frames[:, first : first + (frames.shape[1] - first) // HOP * HOP]
     new = jnp.moveaxis(new.reshape(1, -1, HOP, *new.shape[2:]), 1, 0)
     params, truth = (spotter.codes, spotter.posterior), jnp.full(1, NOBODY, jnp.int32)
 
     def one(state: Any, frames: Any) -> tuple[Any, Any]:
         _, state = step(params, frames, truth, state)
-        return state, state["probable"][0]
+        return state, state[name][0]
 
     return np.asarray(jax.jit(lambda: jax.lax.scan(one, state, new)[1])())
 
@@ -629,46 +657,3 @@ def measured(spotter: Spotter, words: Words, seed: int) -> dict[str, Any]:
         "levels": [{"asked": level, **judged(of(level))} for level in LEVELS],
         **drifting(spotter, words, seed),
     }  # fmt: skip
-
-
-def build(
-    folder: Path | None, output: Path, target: str, say: Callable[[str], None], *, seed: int,
-    listened: int, begin: Path | None, **options: Any,
-) -> Report:  # fmt: skip
-    """Goes the whole way; the output gets a bundle, a C library and the page.
-
-    Args:
-        folder: Recordings; None for tones.
-        output: Folder for what is made.
-        target: A microcontroller.
-        say: Tells what is being done.
-        seed: Seed of the split, the training and the streams.
-        listened: Seconds of test recordings that the emulated core hears.
-        begin: Weights that the training begins with; None for random numbers.
-        options: Settings of `SpotterRecipe`.
-    """
-    words = words_of(folder, seed)
-    say(f"training on {len(words.train[1])} recordings of {len(words.names)} classes")
-    spotter = train(jax.random.key(seed), words, SpotterRecipe(**options), seed=seed, begin=begin)
-    say("judging it on other speakers")
-    # Measured coverage stands in place of the one asked for, which is `asked`.
-    section = {**options, **measured(spotter, words, seed)}
-    say(f"compiling for {target}")
-    bundle, spot, args = compiled(spotter, target, output / "bundle")
-    library = bundle.export_c(output / "library", name="spotter")
-    say("listening on the emulated core")
-    steps, same = emulated(library, spot, args, words.test[0][:listened].reshape(-1))
-    sizes = library.sizes
-    count = count_instructions(library, target).total
-    section |= {
-        "classes": list(words.names), "words": words.count, "target": target,
-        "flash": sizes.code + sizes.parameters, "code": sizes.code, "parameters": sizes.parameters,
-        "ram": sizes.workspace + sizes.arrays + sizes.stack, "workspace": sizes.workspace,
-        "arrays": sizes.arrays, "stack": sizes.stack, "steps": steps, "same": same,
-        "instructions": round(count * FRONT.rate / (HOP * FRONT.hop)),
-    }  # fmt: skip
-    page = Report.of_target(f"Keyword spotter of {words.count} words", bundle.facts())
-    page = replace(page, sections={"spotter": section, **page.sections})
-    page.save(output / "report.html")
-    page.save(output / "report.json")
-    return page

@@ -19,6 +19,7 @@ from jaxeff_export.artifact import dtype_of
 from jaxeff_export.clib._objects import Sizes
 from jaxeff_export.clib.codegen._interface import Field, Library
 from jaxeff_export.clib.codegen._rendering import render
+from jaxeff_export.clib.codegen._serial import serial_build
 from jaxeff_export.targets import packages
 
 _ALIGNMENT = 16
@@ -269,7 +270,7 @@ defined, pointers are checked too ({u}_MISALIGNED, {u}_NULL_POINTER). The {archi
 serial:/dev/ttyACM0`: in a firmware of yours it takes four functions (`{n}_serial.h`), which
 `serial_main.c` has for {"the emulated board" if tools.board else "standard input and output"}. With
 `{n}.c` beside it and `-D{u}_PROFILE` it counts by kernel.
-
+{_emulated_line(library, tools, build, run)}
 The example replays a recorded call and compares with what JAX computed:
 
     {" ".join(build)}
@@ -279,6 +280,9 @@ The example replays a recorded call and compares with what JAX computed:
 
 {_compilers(tools, target)}
 """
+
+
+_PLACE = "127.0.0.1:4444"
 
 
 def _example_commands(
@@ -298,6 +302,24 @@ def _example_commands(
         run = targets.emulation(core, target, Path(program[2:]))
         run[0] = run[0].rpartition("/")[2]
     return build, run
+
+
+def _emulated_line(
+    library: Library, tools: targets.CToolchain, build: list[str], run: list[str]
+) -> str:
+    """Says how the firmware is built, and how a computer talks to it in the emulator."""
+    if not tools.board:
+        return ""
+    at, firmware = run.index("-serial"), "firmware.elf"
+    served = [*run[:at], "-serial", f"tcp:{_PLACE},server=on,wait=off", *run[at + 2 :]]
+    command = " ".join(serial_build(library, build)).replace("example.elf", firmware)
+    return f"""
+Built, and emulated with its line on a socket:
+
+    {command}
+    {" ".join(served).replace("example.elf", firmware)} &
+    jaxeff-export check BUNDLE --board serial:socket://{_PLACE}
+"""
 
 
 def _remarks(library: Library) -> str:
