@@ -7,7 +7,6 @@ In a search it is `search(..., latency=vela_latency(x[:64], accelerator="ethos-u
 """
 
 import csv
-import dataclasses
 import re
 import subprocess
 import sys
@@ -16,11 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from jaxeff.core import input_batch, one_of, validate
-from jaxeff.search import INT8, Candidate, LatencyError
+from jaxeff.search import INT8, Candidate, LatencyError, Policy
 from jaxeff_export.litert_files import LitertError, to_litert
 from jaxeff_export.targets import require_extra
 
@@ -85,15 +83,11 @@ def _written(candidate: Candidate, inputs: tuple[Any, ...], path: Path) -> Path:
     """Writes a candidate in int8, for one input."""
     # All in codes of 8 bits, whatever a policy says: the accelerator has no others.
     layers = len(candidate.space.names)
-    policy = dataclasses.replace(
-        candidate.policy,
-        datatypes=np.full(layers, INT8, np.int32),
-        weights=np.full(layers, 8, np.int32),
-        activations=np.full(layers, 8, np.int32),
-    )
+    eight = np.full(layers, 8, np.int32)
+    policy = Policy(candidate.policy.kept, np.full(layers, INT8, np.int32), eight, eight)
     g, params = candidate.make(policy).integer(inputs[0])
     # The batch of an estimate is one; the others say ranges of results.
-    examples = [jax.tree.map(lambda x, i=i: x[i : i + 1], inputs) for i in range(len(inputs[0]))]
+    examples = [tuple(x[i : i + 1] for x in inputs) for i in range(len(inputs[0]))]
     try:
         to_litert(g, (params, *examples[0]), path, batches=examples)
     except (LitertError, ValueError) as error:

@@ -9,6 +9,5 @@ from jaxeff_export.mlperf_tiny._device import Inference as Inference
 from jaxeff_export.mlperf_tiny._device import TinyDevice as TinyDevice
 from jaxeff_export.mlperf_tiny._submission import TASKS as TASKS
 from jaxeff_export.mlperf_tiny._submission import Entry as Entry
-from jaxeff_export.mlperf_tiny._submission import Task as Task
 from jaxeff_export.mlperf_tiny._submission import measure as measure
 from jaxeff_export.mlperf_tiny._submission import submission as submission

@@ -8,11 +8,10 @@ runner of MLCommons does none of these; submissions take its logs.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from jaxeff_export.boards import BoardError, BoardLost, Port, open_serial
 
@@ -23,8 +22,7 @@ _SILENCE = 0.2  # seconds without an answer, after which none is on its way
 _READY, _STARTED = "m-ready", "m-init-done"
 
 
-@dataclasses.dataclass(frozen=True)
-class Inference:
+class Inference(NamedTuple):
     """What a device says of calls on one input.
 
     Attributes:

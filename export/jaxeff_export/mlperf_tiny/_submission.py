@@ -253,7 +253,7 @@ def _write_results(entry: Entry, folder: Path) -> None:
         said.append(f"Median throughput is {np.median(rates):.3f} inf./sec.")
     if entry.instructions is not None:
         said.append(f"Instructions of a call: {entry.instructions} (emulated: no throughput)")
-    windows = [dataclasses.asdict(window) for window in entry.performance]
+    windows = [window._asdict() for window in entry.performance]
     measured = {"windows": windows, "instructions": entry.instructions}
     _write_run(folder / "performance", said, measured, entry.log)
     quality = entry.quality

@@ -10,8 +10,6 @@ Layers are those of the published Keras models in order, biases before batch nor
 weights fit. They return logits; a benchmark's results are their softmax.
 """
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -48,8 +46,8 @@ class Separable(nnx.Module):
         self, x: Float[Array, "batch height width channels"]
     ) -> Float[Array, "batch out_height out_width out_channels"]:
         """Returns what is activated twice."""
-        x = jax.nn.relu(self.bn1(self.depthwise(x)))
-        return jax.nn.relu(self.bn2(self.pointwise(x)))
+        x = nnx.relu(self.bn1(self.depthwise(x)))
+        return nnx.relu(self.bn2(self.pointwise(x)))
 
 
 class DSCNN(nnx.Module):
@@ -73,10 +71,10 @@ class DSCNN(nnx.Module):
 
     def __call__(self, x: Float[Array, "batch frames cepstra 1"]) -> Float[Array, "batch classes"]:
         """Returns the logits."""
-        x = jax.nn.relu(self.bn1(self.conv1(x)))
+        x = nnx.relu(self.bn1(self.conv1(x)))
         for block in self.blocks:
             x = block(x)
-        return self.fc(jnp.mean(x, axis=(-3, -2)))
+        return self.fc(x.mean((-3, -2)))
 
 
 class MobileNetV1(nnx.Module):
@@ -111,10 +109,10 @@ class MobileNetV1(nnx.Module):
         self, x: Float[Array, "batch height width channels"]
     ) -> Float[Array, "batch classes"]:
         """Returns the logits."""
-        x = jax.nn.relu(self.bn1(self.conv1(x)))
+        x = nnx.relu(self.bn1(self.conv1(x)))
         for block in self.blocks:
             x = block(x)
-        return self.fc(jnp.mean(x, axis=(-3, -2)))
+        return self.fc(x.mean((-3, -2)))
 
 
 class DenseAutoencoder(nnx.Module):
@@ -144,5 +142,5 @@ class DenseAutoencoder(nnx.Module):
     def __call__(self, x: Float[Array, "batch features"]) -> Float[Array, "batch features"]:
         """Returns the reconstruction."""
         for i in range(9):
-            x = jax.nn.relu(getattr(self, f"bn{i}")(getattr(self, f"fc{i}")(x)))
+            x = nnx.relu(getattr(self, f"bn{i}")(getattr(self, f"fc{i}")(x)))
         return self.out(x)
