@@ -57,6 +57,7 @@ MODULES = (
     "beyond.residual_streams",
     "beyond.selective",
     "beyond.sensitivity",
+    "beyond.tiny_networks",
     "beyond.tokens",
     "beyond.transforms",
     "beyond.vit_formats",
