@@ -37,7 +37,7 @@ def ours(sums, bias, scale):
 
 
 @pytest.mark.parametrize(
-    ("theirs", "whole", "fewest", "most"),
+    ("theirs", "integral", "fewest", "most"),
     [
         (two_roundings, True, 800, 1800),
         (two_roundings, False, 800, 1800),
@@ -45,13 +45,13 @@ def ours(sums, bias, scale):
         (one_rounding, False, 200, 700),
     ],
 )
-def test_codes_of_a_million_differ_by_one(theirs, whole, fewest, most):
+def test_codes_of_a_million_differ_by_one(theirs, integral, fewest, most):
     draws = np.random.default_rng(0)
     sums = draws.integers(-60_000, 60_000, SUMS)
     scale = np.exp(draws.uniform(np.log(5e-4), np.log(5e-3), SUMS)).astype(np.float32)
     bias = draws.integers(-64_000, 64_000, SUMS)
     # Theirs counts whole units: an int32 that is added to the sum.
-    bias = bias // UNITS * UNITS if whole else bias
+    bias = bias // UNITS * UNITS if integral else bias
     codes = ours(sums, bias, scale)
     others = theirs(sums + np.rint(bias / UNITS).astype(np.int64), scale)
     inside = np.abs(codes) < 127
