@@ -24,7 +24,8 @@ Models that are loops are tried on every microcontroller, too, as int8 libraries
 
 `--full` takes networks of published sizes (224 x 224 pixels, one image). `--models` takes small
 networks of torchvision, timm, Keras and transformers too (`pip install "jaxeff[torch,keras]"
-torchvision timm transformers`), whose names begin with the library's.
+torchvision timm transformers`), whose names begin with the library's, and 36 modules as users of
+PyTorch bring them, written here from their papers (`torch-unet`, `torch-conformer`, `torch-pinn`).
 
 Models with a package in their name are built of it, the others written here. For equimo's
 `jaxeff[zoo]` is enough. The others' packages ask for more than pip finds a set of, and need less:

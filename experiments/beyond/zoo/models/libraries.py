@@ -33,8 +33,8 @@ def _tokens() -> jax.Array:
     return jax.random.randint(_KEY, (2, 6), 3, 32)
 
 
-def _of_torch(model: Any, x: jax.Array, last: str, result: str | None = None) -> Built:
-    """Takes a module of PyTorch, and one of its results if it has several."""
+def _prepare(model: Any) -> None:
+    """Has a module infer, with statistics and layers that are none of an untrained network."""
     torch = importlib.import_module("torch")
     norms = torch.nn.modules.batchnorm._BatchNorm
     generator = torch.Generator().manual_seed(0)
@@ -49,6 +49,13 @@ def _of_torch(model: Any, x: jax.Array, last: str, result: str | None = None) ->
             # behind a head of 1e-5 no transform would be seen.
             if w.abs().max() < 1e-3:
                 w.normal_(0, 0.1, generator=generator)
+
+
+def _of_torch(model: Any, x: jax.Array, last: str, result: str | None = None) -> Built:
+    """Takes a module of PyTorch, and one of its results if it has several."""
+    torch = importlib.import_module("torch")
+    _prepare(model)
+    with torch.no_grad():
         alone = model(torch.tensor(np.asarray(x)))
     f, params = jaxeff.functional(model)
     if result is None:
@@ -295,3 +302,46 @@ OF_LIBRARIES: dict[str, Callable[[], Built]] = {
     ),
 }  # fmt: skip
 """How each model is built, its name after its library's."""
+
+
+def _brought(kind: str, name: str) -> Callable[[], Built]:
+    """Makes a builder of a module that users of PyTorch bring."""
+
+    def build() -> Built:
+        kinds = importlib.import_module(f"experiments.beyond.zoo.models.brought_{kind}")
+        make, shapes, last = kinds.BROUGHT[name]
+        torch = importlib.import_module("torch")
+        model = _seeded(lambda _: make())
+        inputs = [
+            jax.random.randint(_KEY, shape[1:], 1, 16)
+            if shape[0] == "words"
+            else jax.random.normal(jax.random.key(i), shape)
+            for i, shape in enumerate(shapes)
+        ]
+        _prepare(model)
+        with torch.no_grad():
+            alone = model(*(torch.tensor(np.asarray(x)) for x in inputs))
+        f, params = jaxeff.functional(model)
+        return f, params, tuple(inputs), alone.detach().numpy(), last
+
+    return build
+
+
+_BROUGHT = {
+    "images": (
+        "unet", "yolo", "dqn", "convlstm", "se_resnext", "squeezenet", "vqvae", "volume",
+    ),
+    "sequences": (
+        "eegnet", "tcn", "wavenet", "bilstm", "packed_tagger", "conformer", "convtasnet",
+        "spectral", "translator", "attentive_gru", "textcnn", "fasttext", "state_space",
+        "linear_attention",
+    ),
+    "functions": (
+        "realnvp", "mixture_density", "nerf", "siren", "pinn", "deeponet", "fourier_operator",
+        "graph_network", "pointnet", "deep_sets", "mixture_of_experts", "hypernetwork",
+        "perceiver", "kan",
+    ),
+}  # fmt: skip
+OF_LIBRARIES |= {
+    f"torch-{name}": _brought(kind, name) for kind, names in _BROUGHT.items() for name in names
+}
