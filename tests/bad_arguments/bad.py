@@ -41,6 +41,8 @@ def kind_of(value: Any) -> str:
         return "batches"
     if callable(value) and not hasattr(value, "__dataclass_fields__"):
         return "function"
+    if type(value) is tuple and value and callable(value[0]):
+        return "object"  # a step with its parameters and its state
     return "object" if hasattr(value, "__dataclass_fields__") or hasattr(value, "_fields") else ""
 
 
