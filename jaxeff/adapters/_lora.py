@@ -323,8 +323,11 @@ def merge_lora(
     merged: dict[str, Any] = {}
     for site, each in layers.items():
         if site not in by_site:
+            # Steps of a loop aren't among the layers that a program multiplies by itself.
+            why = refused.get(site, "it multiplies inside of a loop, as recurrent layers do")
             raise ValueError(
-                f"merge_lora: {site!r} can't be merged: {refused.get(site, 'no weight')}"
+                f"merge_lora: {site!r} can't be merged: {why}. Keep its adapter beside it "
+                "(lora(f, spec) computes both), or leave the site out of the spec with None."
             )
         scale = each.setting.scale
         if not np.array_equal(merged.setdefault(each.path, scale), scale):
