@@ -39,6 +39,7 @@ app = typer.Typer(
         "* `rpc://host:port`: a machine running `python -m tvm.exec.rpc_server`\n\n"
         "* `rpc://tracker:port/key`: any free machine of a `python -m tvm.exec.rpc_tracker`\n\n"
         "* `emulated`, `emulated:cortex-m7`: a core in software, for correctness only\n\n"
+        "* `serial:/dev/ttyACM0`: a microcontroller with `NAME_serial.c` of `c` in its firmware\n\n"
         "RPC boards take `?session_timeout=60&connect_timeout=5`, in seconds.\n\n"
         "`--install-completion` makes the shell complete commands and options."
     ),
