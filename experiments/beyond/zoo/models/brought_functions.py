@@ -249,22 +249,3 @@ class RadialKAN(nn.Module):
         for layer in (self.first, self.second):
             x = layer(torch.exp(-((x[..., None] - self.centers) ** 2)).flatten(-2))
         return x
-
-
-BROUGHT = {
-    "realnvp": (RealNVP, ((5, 4),), "nets/1/2"),
-    "mixture_density": (MixtureDensity, ((5, 3), (5, 1)), "head"),
-    "nerf": (NeRF, ((2, 3, 3),), "color"),
-    "siren": (Siren, ((5, 2),), "out"),
-    "pinn": (PINN, ((5, 2),), "net/2"),
-    "deeponet": (DeepONet, ((2, 6), (4, 1)), "branch/2"),
-    "fourier_operator": (FourierOperator, ((2, 1, 16),), "out"),
-    "graph_network": (GraphNetwork, ((6, 4),), "out"),
-    "pointnet": (PointNet, ((2, 7, 3),), "fc"),
-    "deep_sets": (DeepSets, ((3, 5, 2),), "all/2"),
-    "mixture_of_experts": (Mixture, ((4, 4),), "experts/3/2"),
-    "hypernetwork": (HyperNetwork, ((4, 2), (4, 3)), "out"),
-    "perceiver": (Perceiver, ((2, 5, 4),), "fc"),
-    "kan": (RadialKAN, ((4, 3),), "second"),
-}
-"""By name: the class, shapes of inputs, and the pattern of the last layer's sites."""

@@ -180,16 +180,3 @@ class Volume(nn.Module):
         """Classifies volumes."""
         x = F.leaky_relu(self.norm(self.first(x)), 0.1)
         return self.fc(F.avg_pool3d(self.second(x).relu(), 2).amax((2, 3, 4)))
-
-
-BROUGHT = {
-    "unet": (UNet, ((2, 3, 16, 16),), "out"),
-    "yolo": (YOLO, ((2, 3, 32, 32),), "head"),
-    "dqn": (DQN, ((2, 4, 44, 44),), "advantage/2"),
-    "convlstm": (ConvLSTM, ((2, 3, 1, 8, 8),), "out"),
-    "se_resnext": (SEResNeXt, ((2, 3, 16, 16),), "fc"),
-    "squeezenet": (SqueezeNet, ((2, 3, 18, 18),), "out"),
-    "vqvae": (VQVAE, ((2, 1, 16, 16),), "out"),
-    "volume": (Volume, ((2, 1, 8, 8, 8),), "fc"),
-}
-"""By name: the class, shapes of inputs, and the pattern of the last layer's sites."""

@@ -283,25 +283,3 @@ class LinearAttention(nn.Module):
         scores = scores * torch.tril(torch.ones(t, t))
         y = scores @ v / scores.sum(-1, keepdim=True)
         return self.out(y.transpose(1, 2).reshape(n, t, 8))
-
-
-WORDS = "words"
-"""Marks an input that is numbers of words in place of normal ones."""
-
-BROUGHT = {
-    "eegnet": (EEGNet, ((2, 1, 8, 64),), "fc"),
-    "tcn": (TCN, ((2, 4, 20),), "fc"),
-    "wavenet": (WaveNet, ((WORDS, 2, 12),), "out"),
-    "bilstm": (BiLSTM, ((WORDS, 2, 7),), "fc"),
-    "packed_tagger": (PackedTagger, ((WORDS, 2, 7),), "fc"),
-    "conformer": (Conformer, ((2, 8, 12),), "fc"),
-    "convtasnet": (ConvTasNet, ((2, 64),), "decoder"),
-    "spectral": (Spectral, ((2, 64),), "mask"),
-    "translator": (Translator, ((WORDS, 2, 12),), "fc"),
-    "attentive_gru": (AttentiveGRU, ((2, 6, 4),), "fc"),
-    "textcnn": (TextCNN, ((WORDS, 2, 8),), "fc"),
-    "fasttext": (FastText, ((WORDS, 2, 6),), "fc"),
-    "state_space": (StateSpace, ((2, 10, 4),), "out"),
-    "linear_attention": (LinearAttention, ((2, 6, 8),), "out"),
-}
-"""By name: the class, shapes of inputs, and the pattern of the last layer's sites."""

@@ -33,8 +33,8 @@ def _tokens() -> jax.Array:
     return jax.random.randint(_KEY, (2, 6), 3, 32)
 
 
-def _prepare(model: Any) -> None:
-    """Has a module infer, with statistics and layers that are none of an untrained network."""
+def _of_torch(model: Any, last: str, *inputs: jax.Array, result: str | None = None) -> Built:
+    """Takes a module of PyTorch, and one of its results if it has several."""
     torch = importlib.import_module("torch")
     norms = torch.nn.modules.batchnorm._BatchNorm
     generator = torch.Generator().manual_seed(0)
@@ -49,18 +49,11 @@ def _prepare(model: Any) -> None:
             # behind a head of 1e-5 no transform would be seen.
             if w.abs().max() < 1e-3:
                 w.normal_(0, 0.1, generator=generator)
-
-
-def _of_torch(model: Any, x: jax.Array, last: str, result: str | None = None) -> Built:
-    """Takes a module of PyTorch, and one of its results if it has several."""
-    torch = importlib.import_module("torch")
-    _prepare(model)
-    with torch.no_grad():
-        alone = model(torch.tensor(np.asarray(x)))
+        alone = model(*(torch.tensor(np.asarray(x)) for x in inputs))
     f, params = jaxeff.functional(model)
     if result is None:
-        return f, params, (x,), alone.numpy(), last
-    return lambda p, x: f(p, x)[result], params, (x,), alone[result].numpy(), last
+        return f, params, inputs, alone.numpy(), last
+    return lambda p, *xs: f(p, *xs)[result], params, inputs, alone[result].numpy(), last
 
 
 def _seeded(make: Callable[[Any], Any]) -> Any:
@@ -74,7 +67,7 @@ def _torchvision(make: Callable[[Any], Any], last: str, size: int = 32) -> Calla
 
     def build() -> Built:
         models = importlib.import_module("torchvision.models")
-        return _of_torch(_seeded(lambda _: make(models)), _images(size), last)
+        return _of_torch(_seeded(lambda _: make(models)), last, _images(size))
 
     return build
 
@@ -145,7 +138,7 @@ def _timm(name: str, last: str, size: int = 32, **settings: Any) -> Callable[[],
     def build() -> Built:
         timm = importlib.import_module("timm")
         model = _seeded(lambda _: timm.create_model(name, num_classes=_CLASSES, **settings))
-        return _of_torch(model, _images(size), last)
+        return _of_torch(model, last, _images(size))
 
     return build
 
@@ -158,7 +151,7 @@ def _timm_class(kind: str, last: str, size: int = 32, **settings: Any) -> Callab
         file, name = kind.split(".")
         make = getattr(importlib.import_module(f"timm.models.{file}"), name)
         model = _seeded(lambda _: make(num_classes=_CLASSES, **settings))
-        return _of_torch(model, _images(size), last)
+        return _of_torch(model, last, _images(size))
 
     return build
 
@@ -211,7 +204,24 @@ def _transformers(
         with contextlib.suppress(AttributeError, ValueError):
             model.set_attn_implementation("sdpa")
         x = _tokens() if images is None else _images(images)
-        return _of_torch(model, x, last, "last_hidden_state")
+        return _of_torch(model, last, x, result="last_hidden_state")
+
+    return build
+
+
+def _brought(kind: str, last: str, *shapes: tuple[Any, ...]) -> Callable[[], Built]:
+    """Makes a builder of a class of ours and inputs of shapes; "words" begin one of words."""
+
+    def build() -> Built:
+        file, name = kind.split(".")
+        kinds = importlib.import_module(f"experiments.beyond.zoo.models.brought_{file}")
+        inputs = [
+            jax.random.randint(_KEY, shape[1:], 1, 16)
+            if shape[0] == "words"
+            else jax.random.normal(jax.random.key(i), shape)
+            for i, shape in enumerate(shapes)
+        ]
+        return _of_torch(_seeded(lambda _: getattr(kinds, name)()), last, *inputs)
 
     return build
 
@@ -300,48 +310,41 @@ OF_LIBRARIES: dict[str, Callable[[], Built]] = {
         num_encoder_blocks=2, hidden_sizes=[8, 16], depths=[1, 1], num_attention_heads=[1, 2],
         sr_ratios=[4, 2], patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2],
     ),
+    "torch-unet": _brought("images.UNet", "out", (2, 3, 16, 16)),
+    "torch-yolo": _brought("images.YOLO", "head", (2, 3, 32, 32)),
+    "torch-dqn": _brought("images.DQN", "advantage/2", (2, 4, 44, 44)),
+    "torch-convlstm": _brought("images.ConvLSTM", "out", (2, 3, 1, 8, 8)),
+    "torch-se_resnext": _brought("images.SEResNeXt", "fc", (2, 3, 16, 16)),
+    "torch-squeezenet": _brought("images.SqueezeNet", "out", (2, 3, 18, 18)),
+    "torch-vqvae": _brought("images.VQVAE", "out", (2, 1, 16, 16)),
+    "torch-volume": _brought("images.Volume", "fc", (2, 1, 8, 8, 8)),
+    "torch-eegnet": _brought("sequences.EEGNet", "fc", (2, 1, 8, 64)),
+    "torch-tcn": _brought("sequences.TCN", "fc", (2, 4, 20)),
+    "torch-wavenet": _brought("sequences.WaveNet", "out", ("words", 2, 12)),
+    "torch-bilstm": _brought("sequences.BiLSTM", "fc", ("words", 2, 7)),
+    "torch-packed_tagger": _brought("sequences.PackedTagger", "fc", ("words", 2, 7)),
+    "torch-conformer": _brought("sequences.Conformer", "fc", (2, 8, 12)),
+    "torch-convtasnet": _brought("sequences.ConvTasNet", "decoder", (2, 64)),
+    "torch-spectral": _brought("sequences.Spectral", "mask", (2, 64)),
+    "torch-translator": _brought("sequences.Translator", "fc", ("words", 2, 12)),
+    "torch-attentive_gru": _brought("sequences.AttentiveGRU", "fc", (2, 6, 4)),
+    "torch-textcnn": _brought("sequences.TextCNN", "fc", ("words", 2, 8)),
+    "torch-fasttext": _brought("sequences.FastText", "fc", ("words", 2, 6)),
+    "torch-state_space": _brought("sequences.StateSpace", "out", (2, 10, 4)),
+    "torch-linear_attention": _brought("sequences.LinearAttention", "out", (2, 6, 8)),
+    "torch-realnvp": _brought("functions.RealNVP", "nets/1/2", (5, 4)),
+    "torch-mixture_density": _brought("functions.MixtureDensity", "head", (5, 3), (5, 1)),
+    "torch-nerf": _brought("functions.NeRF", "color", (2, 3, 3)),
+    "torch-siren": _brought("functions.Siren", "out", (5, 2)),
+    "torch-pinn": _brought("functions.PINN", "net/2", (5, 2)),
+    "torch-deeponet": _brought("functions.DeepONet", "branch/2", (2, 6), (4, 1)),
+    "torch-fourier_operator": _brought("functions.FourierOperator", "out", (2, 1, 16)),
+    "torch-graph_network": _brought("functions.GraphNetwork", "out", (6, 4)),
+    "torch-pointnet": _brought("functions.PointNet", "fc", (2, 7, 3)),
+    "torch-deep_sets": _brought("functions.DeepSets", "all/2", (3, 5, 2)),
+    "torch-mixture_of_experts": _brought("functions.Mixture", "experts/3/2", (4, 4)),
+    "torch-hypernetwork": _brought("functions.HyperNetwork", "out", (4, 2), (4, 3)),
+    "torch-perceiver": _brought("functions.Perceiver", "fc", (2, 5, 4)),
+    "torch-kan": _brought("functions.RadialKAN", "second", (4, 3)),
 }  # fmt: skip
 """How each model is built, its name after its library's."""
-
-
-def _brought(kind: str, name: str) -> Callable[[], Built]:
-    """Makes a builder of a module that users of PyTorch bring."""
-
-    def build() -> Built:
-        kinds = importlib.import_module(f"experiments.beyond.zoo.models.brought_{kind}")
-        make, shapes, last = kinds.BROUGHT[name]
-        torch = importlib.import_module("torch")
-        model = _seeded(lambda _: make())
-        inputs = [
-            jax.random.randint(_KEY, shape[1:], 1, 16)
-            if shape[0] == "words"
-            else jax.random.normal(jax.random.key(i), shape)
-            for i, shape in enumerate(shapes)
-        ]
-        _prepare(model)
-        with torch.no_grad():
-            alone = model(*(torch.tensor(np.asarray(x)) for x in inputs))
-        f, params = jaxeff.functional(model)
-        return f, params, tuple(inputs), alone.detach().numpy(), last
-
-    return build
-
-
-_BROUGHT = {
-    "images": (
-        "unet", "yolo", "dqn", "convlstm", "se_resnext", "squeezenet", "vqvae", "volume",
-    ),
-    "sequences": (
-        "eegnet", "tcn", "wavenet", "bilstm", "packed_tagger", "conformer", "convtasnet",
-        "spectral", "translator", "attentive_gru", "textcnn", "fasttext", "state_space",
-        "linear_attention",
-    ),
-    "functions": (
-        "realnvp", "mixture_density", "nerf", "siren", "pinn", "deeponet", "fourier_operator",
-        "graph_network", "pointnet", "deep_sets", "mixture_of_experts", "hypernetwork",
-        "perceiver", "kan",
-    ),
-}  # fmt: skip
-OF_LIBRARIES |= {
-    f"torch-{name}": _brought(kind, name) for kind, names in _BROUGHT.items() for name in names
-}
