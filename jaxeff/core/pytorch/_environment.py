@@ -306,11 +306,9 @@ def _loop_as_pytorch(environment: Any, on_tensors: Callable[..., Any]) -> None:
     # By the function's name: its decomposition asks PyTorch for 64-bit numbers.
     def padded(rows: Any, sizes: Any, batch_first: bool, value: float, total: int) -> Any:
         y, lengths = _recurrent.pad(rows.jax(), sizes.numpy(), batch_first, value, total)
+        # Numbers in a traced function too: a model may ask for them.
         with jax.ensure_compile_time_eval():
-            array = jax.numpy.asarray(lengths)
-        tensor = environment.j2t_iso(array)
-        tensor.known = Known(lambda: [array])
-        return environment.j2t_iso(y), tensor
+            return environment.j2t_iso((y, jax.numpy.asarray(lengths)))
 
     for name, cell in _recurrent.CELLS.items():
         function = on_tensors(_recurrent.recurrent(cell, unknown))
