@@ -45,6 +45,8 @@ BATCH = 250
 """Inputs that are evaluated at once."""
 CHECKED = 32
 """Inputs that moments are checked on."""
+PERTURBED = 64
+"""Inputs whose divergences are measured, layer by layer: all changes share them."""
 LOSS = 0.01
 """Accuracy that fewer bits or channels may cost: one point."""
 
@@ -116,21 +118,22 @@ def noise(subject: Subject) -> dict[str, Any]:
     first, second = jax.random.split(subject.key)
     f, params, (x, y) = subject.f, subject.params, subject.some
     levels = jnp.asarray(subject.levels)
+    # All levels at once share the draws, which cost more than a small network's layers.
     curve = robustness.accuracy_curve(
-        first, f, params, (x, y), {"*": Additive(levels)}, levels, repeats=3, batch_size=BATCH
-    )
+        first, f, params, (x, y), {"*": Additive(levels)}, levels, repeats=3,
+        batch_size=max(BATCH // len(levels), 1), chunk=len(levels),
+    )  # fmt: skip
     midpoint = robustness.fit_midpoint(curve.levels, curve.draws)
     sites = slots(f, params, subject.one)
-    part = jax.tree.map(lambda leaf: leaf[:BATCH], x)
-    sensitivity = robustness.kl_sensitivity(second, f, params, part, sites, levels, draws=2)
-    tolerated = robustness.tolerated_level(sensitivity)
+    part = jax.tree.map(lambda leaf: leaf[:PERTURBED], x)
+    tolerated = _tolerated(second, f, params, part, sites, np.sort(levels))
     # Levels are in the units of a layer's values: what those are like makes them comparable.
     readable = {layer.site for layer in trace(f, params, part).layers}
     values = robustness.activations(f, [s for s in sites if s in readable])(params, part)
     spread = {site: float(jnp.std(value)) for site, value in values.items()}
     rows: list[dict[str, Any]] = [
         {"site": site, "level": float(level), "spread": spread.get(site)}
-        for site, level in zip(sensitivity.sites, tolerated, strict=True)
+        for site, level in zip(sites, tolerated, strict=True)
     ]
     return {
         "levels": curve.levels,
@@ -142,6 +145,32 @@ def noise(subject: Subject) -> dict[str, Any]:
         "rows": rows,
         "worst": min(rows, key=lambda row: row["level"])["site"],
     }
+
+
+def _tolerated(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    x: Any,
+    sites: Sequence[str],
+    levels: np.ndarray,
+) -> np.ndarray:
+    """Finds the level that each layer tolerates alone, by halves of the levels, which rise."""
+    # The highest level below the threshold, the lowest above it; -1 and the end: none is known.
+    low, high = np.full(len(sites), -1), np.full(len(sites), len(levels))
+    kl = np.zeros((len(sites), len(levels)))
+    every = np.arange(len(sites))
+    while (high - low > 1).any():
+        # Layers that are done repeat a level, so that every round is the same program.
+        middle = np.clip((low + high) // 2, 0, len(levels) - 1)
+        one = robustness.kl_sensitivity(key, f, params, x, sites, levels[middle, None], draws=2)
+        kl[every, middle] = one.kl[:, 0]
+        beyond = one.kl[:, 0] >= robustness.ONE_BIT
+        low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
+    # Levels above that nobody measured are beyond the threshold as well.
+    kl[np.arange(len(levels)) > high[:, None]] = np.inf
+    found = robustness.NoiseSensitivity(tuple(sites), levels, kl, np.full_like(kl, np.nan))
+    return robustness.tolerated_level(found)
 
 
 def bits(subject: Subject) -> dict[str, Any]:
@@ -159,7 +188,7 @@ def bits(subject: Subject) -> dict[str, Any]:
     )  # fmt: skip
     accuracies = [float(uncertainty.accuracy(of, y)) for of in logits]
     unchanged = subject.accuracy(f, params)
-    part = jax.tree.map(lambda leaf: leaf[:BATCH], x)
+    part = jax.tree.map(lambda leaf: leaf[:PERTURBED], x)
     damage = compression.kl_sensitivity(f, params, part, sites, subject.widths)
     both = np.asarray(damage.weights) + np.asarray(damage.activations)
     enough = [w for w, a in zip(subject.widths, accuracies, strict=True) if a >= unchanged - LOSS]

@@ -53,7 +53,7 @@ class NoiseSensitivity(NamedTuple):
 
     Attributes:
         sites: The layers.
-        levels: The noise levels.
+        levels: The noise levels, of all layers or of each.
         kl: KL(clean || perturbed) in nats, mean over inputs and draws.
         std_error: Standard error over the draws; NaN for a single one.
 
@@ -62,7 +62,7 @@ class NoiseSensitivity(NamedTuple):
     """
 
     sites: tuple[str, ...]
-    levels: Float[np.ndarray, " levels"]
+    levels: Float[np.ndarray, "*sites levels"]
     kl: Float[np.ndarray, "sites levels"]
     std_error: Float[np.ndarray, "sites levels"]
 
@@ -79,7 +79,7 @@ def kl_sensitivity(
     params: Any,
     x: Any,
     sites: Sequence[str],
-    levels: Float[Array, " levels"],
+    levels: Float[Array, "*sites levels"],
     *,
     noise: Callable[[Any], Noise] = Additive,
     draws: int = 4,
@@ -95,25 +95,29 @@ def kl_sensitivity(
         x: Inputs, a few hundred of them; they are evaluated at once.
         sites: Patterns of layers, each perturbed as a whole and on its own; a layer that several
             match belongs to the most specific one.
-        levels: Noise levels.
+        levels: Noise levels `[levels]`, or each layer's own, `[sites, levels]`.
         noise: The noise model of a level.
         draws: Draws of the noise per layer and level.
         state: The model's state, which stays as it is.
 
     Raises:
-        ValueError: No sites or one given twice, levels that aren't one row of numbers, or a
-            pattern that matches or decides no site.
+        ValueError: No sites or one given twice, levels that aren't a row of numbers, for all or
+            for each, or a pattern that matches or decides no site.
     """
     sites = tuple(sites)
     if not sites or len(set(sites)) < len(sites):
         raise ValueError(f"sites must be patterns that differ, got {list(sites)}.")
     grid = jnp.asarray(levels, float)
-    if grid.ndim != 1 or not len(grid):
-        raise ValueError(f"the levels must be one row of numbers, not of shape {grid.shape}.")
-    for level in grid:
+    if not grid.size or (grid.ndim != 1 and grid.shape[:-1] != (len(sites),)):
+        raise ValueError(
+            "the levels must be one row of numbers, or a row for each site, not of shape "
+            f"{grid.shape}."
+        )
+    for level in np.unique(grid):
         noise(level)  # a bad level is named here, while it is a number
     keys = jax.random.split(key, draws)
-    kl = np.asarray(_divergences(f, noise, sites, keys, params, state, x, grid), float)
+    each = jnp.broadcast_to(grid, (len(sites), grid.shape[-1]))
+    kl = np.asarray(_divergences(f, noise, sites, keys, params, state, x, each), float)
     scatter = np.std(kl, axis=-1, ddof=1) if draws > 1 else np.full(kl.shape[:-1], np.nan)
     return NoiseSensitivity(sites, np.asarray(grid), kl.mean(-1), scatter / math.sqrt(draws))
 
@@ -133,9 +137,11 @@ def tolerated_level(
         Interpolated between levels on logarithmic axes; 0 where the lowest level exceeds the
         threshold already, infinity where the highest doesn't reach it.
     """
-    levels, tolerated = np.log(sensitivity.levels), np.zeros(len(sensitivity.sites))
+    tolerated = np.zeros(len(sensitivity.sites))
+    each = np.broadcast_to(np.log(sensitivity.levels), sensitivity.kl.shape)
     # A divergence of exactly zero (noise that changes nothing) has no logarithm.
-    for i, row in enumerate(np.log(np.maximum(sensitivity.kl, 1e-30))):
+    rows = np.log(np.maximum(sensitivity.kl, 1e-30))
+    for i, (levels, row) in enumerate(zip(each, rows, strict=True)):
         beyond = np.flatnonzero(row >= math.log(threshold))
         if not beyond.size:
             tolerated[i] = math.inf
@@ -181,10 +187,11 @@ def _divergences(
         return functools.partial(noisy(f, spec), key)
 
     # One flat list of site, level and draw: the loop over it is compiled once for all of them.
-    every = jnp.meshgrid(jnp.arange(len(sites)), grid, jnp.arange(len(keys)), indexing="ij")
-    changes = (every[0].ravel(), every[1].ravel(), keys[every[2].ravel()])
+    shape = (*grid.shape, len(keys))
+    site, column, draw = (index.ravel() for index in jnp.indices(shape))
+    changes = (site, grid[site, column], keys[draw])
     kl = divergences(f, changed, params, x, changes, state=state)
-    return kl.mean(range(1, kl.ndim)).reshape(every[0].shape)
+    return kl.mean(range(1, kl.ndim)).reshape(shape)
 
 
 class NoiseBudget(NamedTuple):

@@ -51,7 +51,9 @@ class Monitoring(core.Setting):
         the same program, have their false alarms together: give each its own ``state.key``, two
         random words.
         What drifts in no score isn't seen. A score may be of anything: a variance, a distance, a
-        norm.
+        norm, the loudness of a sound. Of several scores each has a martingale of its own, and the
+        evidence is the most of theirs over their number (Bonferroni), so that "ville" keeps its
+        rate, however they depend on each other; of "shiryaev_roberts" it is about that.
         From 16 million inputs on, counts in float32 stand still.
 
     Attributes:
@@ -87,8 +89,8 @@ class MonitorState(NamedTuple):
         unknown_rate: Running share of unknown inputs.
         coverage: Running share of sets that held the truth, of those whose truth came.
         known: Number of truths that came.
-        counts: Held-out and later scores in each bin, `[bins]`.
-        capital: The test martingale.
+        counts: Held-out and later scores in each bin, `[scores, bins]`.
+        capital: The test martingale of each score.
         alarm: Whether drift was found.
         key: Words of a random key, for ties of p-values.
         regions: Sets whose truth is awaited, with an axis of `delay` before the batch's.
@@ -98,7 +100,7 @@ class MonitorState(NamedTuple):
     unknown_rate: Float[Array, ""]
     coverage: Float[Array, ""]
     known: Float[Array, ""]
-    counts: Float[Array, " bins"]
+    counts: Float[Array, "scores bins"]
     capital: _martingale.Capital
     alarm: Bool[Array, ""]
     key: UInt32[Array, " words"]
@@ -111,7 +113,8 @@ class Reading(NamedTuple):
     Attributes:
         outputs: What the function returned.
         region: The conformal sets, as of `conformal`.
-        unknown: A mask of the inputs that score higher than nearly all held-out ones, `[batch]`.
+        unknown: A mask of the inputs that score higher than nearly all held-out ones, `[batch]`;
+            of several scores those of which any does.
         unknown_rate: Running share of those.
         coverage: Running share of sets that held the truth.
         evidence: The evidence of drift, its most in the batch; the alarm is where it reaches
@@ -145,7 +148,7 @@ def monitor(
     params: Any,
     x: Any,
     calibration: _conformal.ConformalCalibration,
-    score: Callable[[Any], Float[Array, " batch"]],
+    score: Callable[[Any], Float[Array, "batch *scores"]],
     spec: Monitoring | None = None,
 ) -> tuple[Step, MonitorState]:
     """Makes a step that predicts and watches: the unknown, coverage, and drift.
@@ -166,8 +169,8 @@ def monitor(
         params: Parameters of the function.
         x: Held-out inputs, of the kind that is normal.
         calibration: From `conformalize`: the sets' method, and their threshold to begin with.
-        score: A function of outputs that says how unknown each input is, `[batch]`; higher is less
-            known.
+        score: A function of outputs that says how unknown each input is, `[batch]`, or several,
+            `[batch, scores]`; higher is less known.
         spec: Rates, delay, and the alarm's procedure; `Monitoring()` if None.
 
     Returns:
@@ -182,18 +185,23 @@ def monitor(
     _check_one_threshold(calibration)
     outputs = jax.jit(f)(params, x)
     held = _checked_scores(score(outputs))
-    limit = _selective.coverage_threshold(held, 1 - spec.unknown)
-    edges = jnp.quantile(held[::2], jnp.arange(1, spec.bins) / spec.bins).astype(jnp.float32)
-    counts = jnp.bincount(_bins(held[1::2], edges), length=spec.bins).astype(jnp.float32)
+    # The share of unknown ones in all: each score has a part of it.
+    share = 1 - spec.unknown / held.shape[1]
+    limits = jnp.stack([_selective.coverage_threshold(one, share) for one in held.T])
+    edges = jnp.quantile(held[::2], jnp.arange(1, spec.bins) / spec.bins, axis=0)
+    edges = edges.T.astype(jnp.float32)
+    bins = jnp.arange(spec.bins)[None, None]
+    places = _bins(held[1::2], edges)[..., None] == bins
+    counts = places.sum(0).astype(jnp.float32)
     first = _first_state(spec, calibration, counts, jax.random.bits(key, (2,), jnp.uint32), outputs)
 
     def step(params: Any, x: Any, targets: Any, state: MonitorState) -> tuple[Reading, Any]:
         outputs = f(params, x)
-        scores = score(outputs)
+        scores = _rows_of_scores(score(outputs))
         region = calibration.method.region(outputs, state.threshold)
         state, due = _queued(state, region)
         state = _told(spec, calibration.method, state, due, targets)
-        unknown = ~(scores <= limit)  # where a score is no number, too
+        unknown = ~(scores <= limits[None]).all(-1)  # where a score is no number, too
         state, evidence = _watched(spec, state, _bins(scores, edges), unknown)
         rates = state.unknown_rate, state.coverage
         return Reading(outputs, region, unknown, *rates, evidence, state.alarm), state
@@ -208,14 +216,21 @@ def _check_one_threshold(calibration: _conformal.ConformalCalibration) -> None:
         )
 
 
-def _checked_scores(scores: Any) -> Float[Array, " held"]:
+def _rows_of_scores(scores: Any) -> Float[Array, "batch scores"]:
+    """Gives one score for each input the axis that several have."""
+    several = jnp.asarray(scores, jnp.float32)
+    return several[:, None] if several.ndim == 1 else several
+
+
+def _checked_scores(scores: Any) -> Float[Array, "held scores"]:
     """Converts the scores of held-out inputs, which must be numbers, of two inputs at least."""
-    held = jnp.asarray(scores, jnp.float32)
-    if held.ndim != 1 or len(held) < 2:
+    shape = jnp.shape(scores)
+    if not 1 <= len(shape) <= 2 or shape[0] < 2 or 0 in shape:
         raise ValueError(
             "monitor: score(outputs) must be a vector of a number for each of at least two "
-            f"held-out inputs x, but its shape is {held.shape}"
+            f"held-out inputs x, or have a row of numbers for each, but its shape is {shape}"
         )
+    held = _rows_of_scores(scores)
     if core.is_concrete(held) and bool(jnp.isnan(held).any()):
         raise ValueError("monitor: x gives scores that aren't numbers: leave those inputs out")
     return held
@@ -240,16 +255,21 @@ def _first_state(
         coverage=jnp.asarray(spec.coverage, jnp.float32),
         known=zero,
         counts=counts,
-        capital=_martingale.no_capital(),
+        capital=_no_capital(len(counts)),
         alarm=jnp.zeros((), bool),
         key=words,
         regions=queue(outputs) if spec.delay else (),
     )
 
 
+def _no_capital(scores: int) -> _martingale.Capital:
+    """Returns the evidence before the first input, of each score."""
+    return jax.tree.map(lambda a: jnp.stack([a] * scores), _martingale.no_capital())
+
+
 def _bins(scores: Array, edges: Array) -> Array:
-    """Counts the edges below each score; one that is no number is above all."""
-    return (~(scores[:, None] <= edges[None])).sum(-1)
+    """Counts the edges below each score `[batch, scores]`; one that is no number is above all."""
+    return (~(scores[..., None] <= edges[None])).sum(-1)
 
 
 def _queued(state: MonitorState, region: Any) -> tuple[MonitorState, Any]:
@@ -288,23 +308,27 @@ def _told(
 def _watched(
     spec: Monitoring, state: MonitorState, bins: Array, unknown: Array
 ) -> tuple[MonitorState, Array]:
-    """Bets on the bins of new scores, one after the other."""
+    """Bets on the bins of new scores `[batch, scores]`, one input after the other."""
     renewed = spec.procedure == "shiryaev_roberts"
     next_key, drawn = jax.random.split(jax.random.wrap_key_data(state.key, impl="threefry2x32"))
     draws = jax.random.uniform(drawn, bins.shape, jnp.float32)
     places = jnp.arange(spec.bins)
 
-    def one(before: tuple[Any, ...], at: tuple[Array, ...]) -> tuple[Any, Array]:
-        (counts, capital, alarm, rate), (place, u, is_unknown) = before, at
+    def of_score(counts: Array, capital: Any, place: Array, u: Array) -> Any:
         higher = jnp.where(places > place, counts, 0).sum()
         counts = counts + (places == place).astype(jnp.float32)
         equal = jnp.where(places == place, counts, 0).sum()
         p_value = (higher + u * equal) / counts.sum()
-        capital, evidence = _martingale.bet(capital, p_value, renewed=renewed)
+        return counts, *_martingale.bet(capital, p_value, renewed=renewed)
+
+    def one(before: tuple[Any, ...], at: tuple[Array, ...]) -> tuple[Any, Array]:
+        (counts, capital, alarm, rate), (place, u, is_unknown) = before, at
+        counts, capital, evidences = jax.vmap(of_score)(counts, capital, place, u)
+        evidence = evidences.max() / len(evidences)
         is_drift = evidence >= 1 / spec.false_alarms
-        rate = rate + (is_unknown - rate) / jnp.minimum(capital.seen, spec.window)
+        rate = rate + (is_unknown - rate) / jnp.minimum(capital.seen[0], spec.window)
         if renewed:
-            anew = _martingale.no_capital()._replace(seen=capital.seen)
+            anew = _no_capital(len(evidences))._replace(seen=capital.seen)
             capital = jax.tree.map(lambda a, b: jnp.where(is_drift, a, b), anew, capital)
         return (counts, capital, alarm | is_drift, rate), evidence
 
@@ -338,7 +362,7 @@ def watched(
     learns: tuple[Learn, Any, Any],
     x: Any,
     calibration: _conformal.ConformalCalibration,
-    score: Callable[[Any], Float[Array, " batch"]],
+    score: Callable[[Any], Float[Array, "batch *scores"]],
     spec: Monitoring | None = None,
 ) -> tuple[Learn, Any, dict[str, Any]]:
     """Makes a step that learns from inputs whose label is told, and watches the others for drift.
@@ -366,7 +390,7 @@ def watched(
         learns: What `adapters.learner` returns: a step, its parameters, and its first state.
         x: Held-out inputs, of the kind that is normal.
         calibration: From `conformalize`, of the step's outputs: the sets of a reading.
-        score: A function of outputs that says how unknown each input is, `[batch]`.
+        score: A function of outputs that says how unknown each input is, as for `monitor`.
         spec: How inputs are watched, as for `monitor`; `Monitoring()` if None.
 
     Returns:

@@ -12,7 +12,7 @@ import scipy.stats
 from sklearn.metrics import roc_auc_score
 
 import jaxeff
-from jaxeff import compression, uncertainty
+from jaxeff import compression, robustness, uncertainty
 from jaxeff.nn import small_classifier
 from jaxeff.pruning import Prune
 from jaxeff.reporting import SECTIONS, Report, judge_predictions
@@ -268,6 +268,13 @@ def test_all_sections_of_a_posterior(model):
     noise = report.sections["noise"]
     assert noise["worst"] in {row["site"] for row in noise["rows"]}
     assert noise["mean"][0] > noise["mean"][-1]
+    # By halves of the levels, and as if all of them were measured.
+    sites = [row["site"] for row in noise["rows"]]
+    key = jax.random.split(jax.random.fold_in(jax.random.key(0), [*SECTIONS].index("noise")))[1]
+    some = x[: measured.PERTURBED]
+    every = robustness.kl_sensitivity(key, f, params, some, sites, jnp.array(levels), draws=2)
+    alone = [np.inf if row["level"] is None else row["level"] for row in noise["rows"]]
+    np.testing.assert_allclose(alone, robustness.tolerated_level(every), rtol=1e-5)
     moments = report.sections["predictions"]
     assert moments["random"]
     assert moments["outside"]["accuracy"] < moments["inside"]["accuracy"] + 0.2

@@ -58,6 +58,14 @@ def test_one_layer_at_a_time_is_perturbed(params):
             for k in keys
         ]
         assert sensitivities.kl[i, 1] == pytest.approx(np.mean(by_hand), rel=1e-4)
+    # Each layer at a level of its own, the second at both.
+    own = kl_sensitivity(
+        KEY, chain, params, X, SITES, levels[jnp.array([[0], [1], [1], [0]])],
+        noise=Multiplicative, draws=2,
+    )  # fmt: skip
+    np.testing.assert_allclose(
+        own.kl[:, 0], sensitivities.kl[np.arange(4), [0, 1, 1, 0]], rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.slow
@@ -123,6 +131,8 @@ def test_tolerated_level_interpolates_and_says_beyond():
     tolerated = tolerated_level(NoiseSensitivity(("a", "b", "c"), levels, kl, kl), threshold=0.1)
     np.testing.assert_allclose(tolerated, [10**-0.5, 0, 10], rtol=1e-6)
     assert tolerated_level(NoiseSensitivity(("c",), levels, kl[2:], kl[2:]))[0] == np.inf
+    own = NoiseSensitivity(("a", "b"), np.array([[0.1, 1.0], [3.0, 4.0]]), kl[:2, :2], kl[:2, :2])
+    np.testing.assert_allclose(tolerated_level(own, threshold=0.1), [10**-0.5, 0], rtol=1e-6)
     levels = spread_levels(0.3, jnp.array([0.0, 5.0, -2.0]))
     assert float(jnp.prod(levels)) == pytest.approx(0.3**3, rel=1e-5)
 
@@ -132,6 +142,8 @@ def test_mistakes(params):
         kl_sensitivity(KEY, chain, params, X, ["fc1", "fc1"], jnp.ones(1))
     with pytest.raises(ValueError, match="one row"):
         kl_sensitivity(KEY, chain, params, X, ["fc1"], 1.0)
+    with pytest.raises(ValueError, match="row for each site"):
+        kl_sensitivity(KEY, chain, params, X, ["fc1"], jnp.ones((2, 3)))
     with pytest.raises(ValueError, match=r"Additive\.sigma must be at least 0"):
         kl_sensitivity(KEY, chain, params, X, ["fc1"], jnp.array([-1.0]), noise=Additive)
     with pytest.raises(ValueError, match="matches no site"):

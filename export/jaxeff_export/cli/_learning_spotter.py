@@ -2,8 +2,9 @@
 
 A truth that is told is of the step before, and so is what is learnt: one gradient step of the last
 layer, on the features of that step. The variances of its weights stay those of the posterior.
-What isn't told is watched: the mean variance of the logits, which rises where sound is unlike that
-of the training, and that learning leaves as it is. A test martingale of its p-values alarms
+What isn't told is watched, by two scores that learning leaves as they are: the mean variance of the
+logits, which rises where sound is unlike that of the training, and the loudness of the quietest
+frame, since noise makes a network no less sure. A test martingale of their p-values alarms
 (`jaxeff.uncertainty.monitor`).
 
 Sharp edges:
@@ -20,7 +21,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,8 @@ from jaxeff_export.clib import CLibrary, count_instructions
 WATCHED = 32
 """Steps from a window that is watched to the next: more than a second, so that they share no sound,
 and no number of seconds, so that words stand anywhere in them."""
+LOUD = 2**30
+"""More than the loudness of any frame."""
 PASSES = 20
 """Times that recordings are told, at the most."""
 FEW = 3
@@ -47,9 +50,23 @@ DROWNED = 100
 """Recordings that it rises over."""
 
 
-def doubt(logits: Gaussian) -> jax.Array:
-    """Computes what is watched: the mean variance of logits, `[batch]`."""
-    return logits.var.mean(-1)
+class Watched(NamedTuple):
+    """What is watched: logits, and the loudness of the quietest frame since the window before."""
+
+    logits: Gaussian
+    floor: jax.Array
+
+
+def doubt(heard: Watched) -> jax.Array:
+    """Computes the scores of what is watched, `[batch, 2]`."""
+    return jnp.stack([heard.logits.var.mean(-1), heard.floor.astype(jnp.float32)], -1)
+
+
+class _OfLogits(uncertainty.LAC):
+    """`LAC` of the logits: a watch makes sets, of which a spotter uses none."""
+
+    def region(self, outputs: Any, threshold: Any) -> Any:
+        return super().region(outputs.logits, threshold)
 
 
 def learning(key: Any, spotter: Spotter, words: Words, rate: float) -> tuple[Function, Any, Any]:
@@ -61,36 +78,50 @@ def learning(key: Any, spotter: Spotter, words: Words, rate: float) -> tuple[Fun
         optimizer=optax.sgd(rate),
     )  # fmt: skip
 
-    def learns(posterior: Any, x: Any, y: Any, state: Any) -> tuple[Gaussian, Any]:
-        return spotter.head(_around(posterior, state), x), learn(none, x, y, state)[1]
+    def learns(posterior: Any, x: Any, y: Any, state: Any) -> tuple[Watched, Any]:
+        seen, floor = x
+        logits = spotter.head(_around(posterior, state), seen)
+        return Watched(logits, floor), learn(none, seen, y, state)[1]
 
     # The variances alone; a mean in floating point is its own step times one.
     kept = {n: WeightCodes(None, c.std, c.steps.at[0].set(1)) for n, c in spotter.posterior.items()}
-    # A stream, as what is heard later: its windows have parts of two recordings as well.
-    order = np.random.default_rng(0).permutation(len(words.held[1]))
-    seen = spotting.kept_of(spotter, words.held[0][order], "seen")[spotting.SECOND :: WATCHED]
     # Of a reading the sets aren't used: those of the stream are of smoothed probabilities.
-    sets = uncertainty.ConformalCalibration(jnp.float32(0), uncertainty.LAC())
+    sets = uncertainty.ConformalCalibration(jnp.float32(0), _OfLogits())
     hears, kept, adapted = uncertainty.watched(
-        key, (learns, kept, first), jnp.asarray(seen), sets, doubt
+        key, (learns, kept, first), _held(spotter, words), sets, doubt
     )
     plain, heard = spotter.stepwise(spotting.silence(), seen=True)
 
     def step(params: Any, frames: Any, truth: Any, state: Any) -> tuple[Any, Any]:
         codes, posterior = params
-        before = state["adapted"]["watch"]
-        _, adapted = hears(posterior, state["heard"]["seen"], truth, state["adapted"])
+        before, last = state["adapted"]["watch"], state["heard"]
+        floor = jnp.minimum(state["floor"], last["quiet"])
+        _, adapted = hears(posterior, (last["seen"], floor), truth, state["adapted"])
         # Whoever tells a truth chose the sound: the watch goes on when that has passed.
         is_due, is_told = state["since"] >= WATCHED, (truth >= 0).any()
         watch = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), adapted["watch"], before)
         adapted = {"learnt": adapted["learnt"], "watch": watch}
         says = codes, _around(posterior, adapted["learnt"])
         said, heard = plain(says, frames, truth, state["heard"])
-        since = jnp.where(is_due | is_told, 1, state["since"] + 1)
+        begins = is_due | is_told
+        since = jnp.where(begins, 1, state["since"] + 1)
+        floor = jnp.where(begins, LOUD, floor)
         said |= {"alarm": watch.alarm, "unknown_rate": watch.unknown_rate}
-        return said, {"heard": heard, "adapted": adapted, "since": since}
+        return said, {"heard": heard, "adapted": adapted, "since": since, "floor": floor}
 
-    return step, (spotter.codes, kept), {"heard": heard, "adapted": adapted, "since": jnp.int32(0)}
+    begin = {"since": jnp.int32(0), "floor": jnp.full(1, LOUD, jnp.int32)}
+    return step, (spotter.codes, kept), {"heard": heard, "adapted": adapted, **begin}
+
+
+def _held(spotter: Spotter, words: Words) -> tuple[jax.Array, jax.Array]:
+    """Hears held-out recordings as a stream: features and floors of the windows to watch."""
+    # A stream, as what is heard later: its windows have parts of two recordings as well.
+    audio = words.held[0][np.random.default_rng(0).permutation(len(words.held[1]))]
+    seen, quiet = (spotting.kept_of(spotter, audio, name) for name in ("seen", "quiet"))
+    before = np.full(WATCHED - 1, LOUD, np.int32)
+    windows = np.lib.stride_tricks.sliding_window_view(np.concatenate([before, quiet]), WATCHED)
+    due = slice(spotting.SECOND, None, WATCHED)
+    return jnp.asarray(seen[due]), jnp.asarray(windows.min(1)[due])
 
 
 def _around(posterior: Any, learnt: Any) -> Any:

@@ -205,7 +205,8 @@ class Spotter:
 
         Args:
             window: Cepstra `[1, frames, 1, cepstra]`.
-            seen: Whether the state keeps the features of the last step.
+            seen: Whether the state keeps the features of the last step, and the loudness of its
+                quietest frame.
         """
         body, stream = jaxeff.streaming(self.body, self.codes, jnp.asarray(window), hop=HOP)
         count, width = self.posterior["kernel"].std.shape[::-1]
@@ -223,7 +224,8 @@ class Spotter:
             kept = {
                 "stream": stream, "region": region, "threshold": threshold, "probable": probable
             }  # fmt: skip
-            kept |= {"seen": x} if seen else {}
+            # The first of the cepstra is the loudness of its frame.
+            kept |= {"seen": x, "quiet": frames[:, :, 0, 0].min(1)} if seen else {}
             return {"said": said, "mean": logits.mean, "variance": logits.var}, kept
 
         state = {
@@ -231,7 +233,8 @@ class Spotter:
             "threshold": jnp.asarray(self.calibration.threshold, jnp.float32),
             "probable": jnp.zeros((1, count), jnp.float32),
         }  # fmt: skip
-        return step, state | ({"seen": jnp.zeros((1, width), jnp.float32)} if seen else {})
+        first = {"seen": jnp.zeros((1, width), jnp.float32), "quiet": jnp.zeros(1, jnp.int32)}
+        return step, state | (first if seen else {})
 
 
 _PARTS = ("mean", "var")
@@ -552,7 +555,7 @@ def kept_of(spotter: Spotter, audio: np.ndarray, name: str) -> np.ndarray:
     silence = np.zeros(FRONT.rate, np.int16)
     frames = jax.jit(FRONT.fixed)(np.r_[silence, audio.reshape(-1), silence])[None, :, None]
     first = FRONT.frames(FRONT.rate)
-    step, state = spotter.stepwise(frames[:, :first], seen=name == "seen")
+    step, state = spotter.stepwise(frames[:, :first], seen=name in ("seen", "quiet"))
     new = frames[:, first : first + (frames.shape[1] - first) // HOP * HOP]
     new = jnp.moveaxis(new.reshape(1, -1, HOP, *new.shape[2:]), 1, 0)
     params, truth = (spotter.codes, spotter.posterior), jnp.full(1, NOBODY, jnp.int32)
