@@ -279,3 +279,49 @@ def test_bags_of_embeddings(mode, padding):
         weights = np.random.default_rng(1).normal(size=INDICES.shape).astype("float32")
         weighted = Called(bag, call=lambda bag, x, w: bag(x, per_sample_weights=w))
         compare(weighted, INDICES, weights)
+
+
+SHIFTS = torch.arange(3.0)
+
+
+class Unregistered(torch.nn.Module):
+    """A module with tensors that are neither parameters nor buffers."""
+
+    def __init__(self):
+        super().__init__()
+        weight = torch.nn.Parameter(torch.randn(3, 2, dtype=torch.bfloat16))
+        self.kept = [weight, torch.tensor([1, 2, 0])]
+        self.ready = torch.zeros(3)
+
+    def forward(self, x):
+        order = self.kept[1]
+        scale = torch.from_numpy(np.linspace(1, 2, 3, dtype=np.float32))
+        y = (x + SHIFTS)[:, order] * scale + order.sum().item() + self.ready
+        return y @ self.kept[0].to(x.dtype), y[:, 1:][:, torch.tensor([True, False])]
+
+
+class Written(Unregistered):
+    def forward(self, x):
+        self.kept[1].add_(1)
+        return x * self.kept[1]
+
+
+def test_tensors_that_nobody_registered_are_constants():
+    model = Unregistered()
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    f, params = jaxeff.functional(model)
+    assert not jax.tree.leaves(params)
+    for run in (f, jax.jit(f)):
+        for ours, theirs in zip(run(params, x), model(torch.tensor(x)), strict=True):
+            np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
+    # They have no slopes, as in PyTorch no optimizer would find them.
+    np.testing.assert_allclose(jax.grad(lambda x: f(params, x)[1].sum())(x)[:, 2], 1.5, rtol=1e-6)
+    f, params = jaxeff.functional(Written())
+    with pytest.raises(NotImplementedError, match="register_buffer"):
+        f(params, x)
+
+
+def test_a_slice_by_a_mask_of_inputs_says_what_to_do():
+    f, params = jaxeff.functional(Called(torch.nn.Linear(3, 4), lambda y: y[:, 1:][y[:, 1:] > 0]))
+    with pytest.raises(NotImplementedError, match=r"torch\.where"):
+        jax.jit(f)(params, np.ones((2, 3), np.float32))

@@ -66,7 +66,7 @@ class _OfLogits(uncertainty.LAC):
     """`LAC` of the logits: a watch makes sets, of which a spotter uses none."""
 
     def region(self, outputs: Any, threshold: Any) -> Any:
-        return super().region(outputs.logits, threshold)
+        return uncertainty.LAC().region(outputs.logits, threshold)
 
 
 def learning(key: Any, spotter: Spotter, words: Words, rate: float) -> tuple[Function, Any, Any]:

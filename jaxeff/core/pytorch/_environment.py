@@ -28,6 +28,7 @@ from jaxeff.core.pytorch._tensors import (
     UNKNOWN,
     Known,
     ModelTensor,
+    array_of,
     check_current,
     is_tensor,
     known,
@@ -76,6 +77,12 @@ class _Writing(Environment):
         for tensor in jax.tree.leaves((args, kwargs), is_leaf=is_tensor):
             check_current(tensor)
         self.running = getattr(func, "__name__", str(func))
+        if args and _is_plain(args[0]) and _writes(func):
+            raise NotImplementedError(
+                f"functional: {func} writes into a tensor that the module keeps beside its "
+                "parameters and buffers: register it, self.register_buffer(name, tensor)."
+            )
+        args, kwargs = jax.tree.map(self._constant, (args, kwargs), is_leaf=is_tensor)
         call = self.known_call(func, args, kwargs)
         try:
             result = self._dispatched(func, types, args, kwargs)
@@ -87,12 +94,28 @@ class _Writing(Environment):
                 part.known = UNKNOWN if call is None else Known(call, i)
         return result
 
+    def _constant(self, leaf: Any) -> Any:
+        """Converts a tensor that is neither parameter nor buffer: in a list, global, of NumPy."""
+        if not _is_plain(leaf):
+            return leaf
+        with (
+            torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(),
+            jax.ensure_compile_time_eval(),
+        ):  # fmt: skip
+            array = array_of(leaf)
+        tensor = self.j2t_iso(array)
+        tensor.known = Known(lambda: [array])
+        return tensor
+
     def _followed(self, part: Any) -> Any:
         """Makes of a tensor that torchax constructed one whose writes are followed."""
         return ModelTensor(part.jax(), self, part.requires_grad) if type(part) is Tensor else part
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         first = args[0] if args else None
+        if func is torch.Tensor.__getitem__ and isinstance(first, View) and _gathers(args[1]):
+            first = first.torch()
+            args = (first, *args[1:])
         if not _writes(func):
             result = super().dispatch(func, types, args, kwargs)
             if isinstance(first, Tensor) and _is_alias(func):
@@ -213,6 +236,16 @@ _PERHAPS_COPIES = {
     for name in ("contiguous", "reshape", "to", "flatten", "lift_fresh")
 }
 """Operations whose result may be a copy in PyTorch, or their argument itself."""
+
+
+def _gathers(key: Any) -> bool:
+    """Returns whether an index is of positions or a mask, whose result is no view."""
+    parts = key if isinstance(key, tuple) else (key,)
+    return any(isinstance(part, list) or is_tensor(part) for part in parts)
+
+
+def _is_plain(leaf: Any) -> bool:
+    return type(leaf) in (torch.Tensor, torch.nn.Parameter)
 
 
 def _writes(func: Any) -> bool:

@@ -26,7 +26,7 @@ from jaxeff.core.pytorch._environment import (
     TransformsItself,
     pytorch_environment,
 )
-from jaxeff.core.pytorch._tensors import Known, ModelTensor, check_current, is_tensor
+from jaxeff.core.pytorch._tensors import Known, ModelTensor, array_of, check_current, is_tensor
 
 
 def read_module(model: torch.nn.Module, method: Method, keyed: bool, mutable: bool) -> LibraryModel:
@@ -66,9 +66,9 @@ def read_callable(
     named = {**callable_module.params, **callable_module.buffers}
     trained = dict(module.named_parameters())
     all_names = _first_names(module)
-    params = {_path(n): _array(v) for n, v in trained.items()}
+    params = {_path(n): array_of(v) for n, v in trained.items()}
     others = {n: v for n, v in named.items() if n not in all_names}
-    state = {_path(n): _array(v) for n, v in others.items()}
+    state = {_path(n): array_of(v) for n, v in others.items()}
     names = {_path(n): n for n in (*trained, *others)}
     # What the function closes over has values where it is traced too, and so has a tensor that is
     # no buffer: PyTorch neither saves nor loads it.
@@ -205,14 +205,6 @@ def _path(name: str) -> str:
     return name.replace(".", "/")
 
 
-def _array(tensor: torch.Tensor) -> jax.Array:
-    # numpy has no bfloat16; what JAX hasn't (float64 without x64) becomes narrower there.
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return jax.numpy.asarray(tensor.float().numpy(), jax.numpy.bfloat16)
-    return jax.numpy.asarray(tensor.numpy())
-
-
 def _to_tensors(environment: Environment, tree: Any, copied: bool) -> Any:
     """Returns inputs with JAX's and NumPy's arrays and PyTorch's tensors as the environment's.
 
@@ -224,7 +216,7 @@ def _to_tensors(environment: Environment, tree: Any, copied: bool) -> Any:
     def converted(leaf: Any) -> Any:
         with jax.ensure_compile_time_eval():
             if isinstance(leaf, torch.Tensor):
-                leaf = _array(leaf)
+                leaf = array_of(leaf)
             if isinstance(leaf, np.ndarray):
                 leaf = jax.numpy.asarray(leaf)
         if not isinstance(leaf, jax.Array):

@@ -107,6 +107,15 @@ def is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
+def array_of(tensor: torch.Tensor) -> jax.Array:
+    """Converts a tensor of PyTorch's own."""
+    # numpy has no bfloat16; what JAX hasn't (float64 without x64) becomes narrower there.
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return jnp.asarray(tensor.float().numpy(), jnp.bfloat16)
+    return jnp.asarray(tensor.numpy())
+
+
 def _set_size(tensor: ModelTensor, shape: tuple[int, ...]) -> None:
     """Tells PyTorch the size of a tensor whose array was put in another's place."""
     strides = [1]
