@@ -178,6 +178,38 @@ def test_what_a_board_learns_is_kept_and_forgotten_over_the_line(learns, tmp_pat
     np.testing.assert_array_equal(taught(session, ASKED), learnt)
 
 
+def test_a_state_that_the_board_has_is_not_sent_again(learns, patience):
+    bundle, command, _ = learns
+    line = Line(command)
+    sent = []
+
+    def counted(data):
+        sent.append(len(data))
+        return data
+
+    line.to_board = counted
+    try:
+        with board_on(line) as board, bundle.on(board) as runner:
+            session, here = runner.session(), bundle.session()
+            for _ in range(2):
+                sent.clear()
+                np.testing.assert_array_equal(taught(session, ASKED), taught(here, ASKED))
+            kept = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(session.state()))
+            calls = len(ASKED)
+            assert sum(sent) < calls * (kept + X[:1].nbytes)
+            # A session beside it has another state there, and each goes on with its own.
+            beside, other = runner.session(), bundle.session()
+            for ours, theirs in ((beside, other), (session, here)) * 2:
+                np.testing.assert_array_equal(taught(ours, LESSON), taught(theirs, LESSON))
+            # Nor is one taken for the board's that was set here.
+            session.reset()
+            here.reset()
+            np.testing.assert_array_equal(taught(session, LESSON), taught(here, LESSON))
+            assert board.resets == 0
+    finally:
+        line.end()
+
+
 def test_a_flash_command_that_fails_says_why(network, tmp_path):
     bundle, *_ = network
     image = tmp_path / "fw.elf"
@@ -205,7 +237,7 @@ def test_what_a_flash_command_starts_may_go_on(tmp_path):
     os.kill(int((tmp_path / "started").read_text()), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("frames", range(5))
+@pytest.mark.parametrize("frames", range(4))
 def test_a_reset_at_any_time_costs_time_alone(frames, network, line, patience):
     bundle, *_ = network
     x = jax.random.normal(jax.random.key(9), X.shape)

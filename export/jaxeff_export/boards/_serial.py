@@ -3,12 +3,13 @@
 A request is sent again until its answer comes, so it may arrive twice: writing and reading are the
 same twice, and a run has a number by which its second request is known. Every frame has a CRC-32,
 and so have the arguments of a run, which the board computes of what lies in its memory: after a
-reset, or where a write went wrong, they are uploaded again. Results are read by the run's number,
+reset, or where a write went wrong, they are uploaded again, else what has changed of them. Results are read by the run's number,
 so that none of before a reset are taken for those of this call. Frames stand between marks of SLIP
 (RFC 1055): behind a damaged one the next mark begins a new one, without a clock on the board.
 
 Sharp edges:
-    The board keeps nothing: state travels with each call.
+    State comes back with each call, since a reset may lose it; it is sent where the board has
+    another.
     Two firmwares of one model that were built with different flags have the same hash.
 """
 
@@ -28,6 +29,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
+import numpy as np
+
 from jaxeff.core import instance_of, validate
 from jaxeff_export import targets
 from jaxeff_export.boards._board import Board, BoardError, BoardLost
@@ -42,6 +45,7 @@ _END, _ESCAPE = b"\xc0", b"\xdb"
 _HELLO, _WRITE, _RUN, _READ, _ANSWER = 1, 2, 3, 4, 128
 _DONE, _OTHER_ARGUMENTS, _NO_SUCH_RUN, _FAILED = 0, 3, 4, 5
 _RESULTS, _COUNTS, _KERNELS = 0, 1, 2
+_FRAME = 32  # bytes that a frame costs besides its data, with its answer
 _FIRST_WAIT = 0.25  # seconds until a request is sent again, and twice as long every time after
 
 
@@ -139,6 +143,7 @@ class SerialBoard(Board):
         self._unread, self._heard = b"", 0
         self._sequence = random.randrange(1, 1 << 16)
         self._firmware: Firmware | None = None
+        self._there: bytes | None = None  # arguments that the board has, if nothing lost them
 
     @classmethod
     def from_name(cls, name: str) -> Self:
@@ -226,13 +231,23 @@ class SerialBoard(Board):
                 "that the firmware is of"
             )
 
-    def run(self, model: str, arguments: bytes, repetitions: int = 1) -> BoardRun:
+    def run(
+        self,
+        model: str,
+        arguments: bytes,
+        repetitions: int = 1,
+        places: Sequence[tuple[int, int, int]] = (),
+    ) -> BoardRun:
         """Calls the function on the board; again from the beginning where it was reset meanwhile.
+
+        Sends what differs from what the board has: a checksum of all arguments tells.
 
         Args:
           model: hash of the model that the firmware has to be of.
           arguments: the bytes of all arguments, one after the other.
           repetitions: number of calls on them.
+          places: of a state that the board updates where it lies, the first byte among the
+            arguments, that among the results, and the number of bytes.
 
         Raises:
           BoardError: if the firmware is of another model, fails, or the board is lost for good.
@@ -240,7 +255,12 @@ class SerialBoard(Board):
 
         def attempt() -> BoardRun:
             self.require_model(model)
-            return self._run(arguments, repetitions)
+            done = self._run(arguments, repetitions)
+            left = bytearray(arguments)
+            for old, new, size in places:
+                left[old : old + size] = done.results[new : new + size]
+            self._there = bytes(left)
+            return done
 
         return self._until_done(attempt)
 
@@ -285,13 +305,15 @@ class SerialBoard(Board):
                 f"{self.name} takes {firmware.arguments} bytes of arguments, not {len(arguments)}"
             )
         request = struct.pack("<3I", number, zlib.crc32(arguments), repetitions)
-        status, data = self._exchange(_RUN, request, self.timeout * repetitions)
-        if status == _OTHER_ARGUMENTS:  # those of the call before, or none since a reset
-            size = firmware.payload - 4
-            for begin in range(0, len(arguments), size):
-                piece = arguments[begin : begin + size]
-                self._ask(_WRITE, struct.pack("<I", begin) + piece)
+        known, self._there = self._there, None  # nobody's guess, until they are all there
+        status, data = _OTHER_ARGUMENTS, b""
+        if known in (None, arguments):
             status, data = self._exchange(_RUN, request, self.timeout * repetitions)
+        # What differs; everything, where something else had been there, or nothing since a reset.
+        for before in dict.fromkeys((known, None)):
+            if status == _OTHER_ARGUMENTS:
+                self._write(arguments, before)
+                status, data = self._exchange(_RUN, request, self.timeout * repetitions)
         if status == _OTHER_ARGUMENTS:
             raise BoardLost(f"{self.name} lost its arguments")
         if status == _FAILED:
@@ -306,6 +328,22 @@ class SerialBoard(Board):
             counts = self._read(number, _COUNTS, 8 * firmware.steps)
             steps = struct.unpack(f"<{firmware.steps}Q", counts)
         return BoardRun(results, cycles, steps)
+
+    def _write(self, arguments: bytes, before: bytes | None) -> None:
+        """Writes the arguments where they differ from those before."""
+        begins, ends = [0], [len(arguments)]
+        if before is not None:
+            new, old = (np.frombuffer(part, np.uint8) for part in (arguments, before))
+            differs = np.flatnonzero(new != old)
+            # A frame costs some bytes of its own: short pieces that are equal go with the others.
+            gaps = np.flatnonzero(np.diff(differs) > _FRAME)
+            begins, ends = [*differs[:1], *differs[gaps + 1]], [*differs[gaps], *differs[-1:]]
+            ends = [end + 1 for end in ends]
+        size = self.firmware.payload - 4
+        for first, last in zip(begins, ends, strict=True):
+            for begin in range(first, last, size):
+                piece = arguments[begin : min(begin + size, last)]
+                self._ask(_WRITE, struct.pack("<I", begin) + piece)
 
     def _read(self, number: int, space: int, size: int) -> bytes:
         """Reads so many bytes of what a run left, or of the kernels' names."""
@@ -355,6 +393,7 @@ class SerialBoard(Board):
     def _recover(self) -> None:
         """Asks a board that was reset again, after opening a port that went away with it."""
         self.resets += 1
+        self._there = None
         if self._port is None:
             end = time.monotonic() + self.timeout
             while self._port is None:

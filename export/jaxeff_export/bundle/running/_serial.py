@@ -1,6 +1,7 @@
 """A bundle whose C library is in the firmware of a board on a serial line."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -99,4 +100,20 @@ class SerialRunner(Runner):
     def _run(self, leaves: Sequence[np.ndarray], number: int) -> Any:
         arguments = b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
         with self._serial.turn:
-            return self._serial.run(self._manifest.model, arguments, number)
+            return self._serial.run(self._manifest.model, arguments, number, self._places())
+
+    def _places(self) -> list[tuple[int, int, int]]:
+        """Finds the state among the bytes of arguments and of results."""
+        olds, news = (
+            np.cumsum([0, *map(_bytes_of, specs)])
+            for specs in (self._manifest.inputs, self._manifest.outputs)
+        )
+        return [
+            (int(olds[old]), int(news[new]), int(olds[old + 1] - olds[old]))
+            for old, new in self._manifest.places
+        ]
+
+
+def _bytes_of(spec: artifact.TensorSpec) -> int:
+    count = math.prod(int(n) for n in spec.shape)
+    return count * artifact.dtype_of(spec.dtype).itemsize
