@@ -74,15 +74,19 @@ class _Writing(Environment):
         # Inside of `torch.func.grad` or `vmap` tensors are wrapped by PyTorch, not by torchax.
         if func is torch.autograd.grad or torch._C._functorch.peek_interpreter_stack() is not None:
             raise TransformsItself
-        for tensor in jax.tree.leaves((args, kwargs), is_leaf=is_tensor):
-            check_current(tensor)
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_tensor)
+        for leaf in leaves:
+            check_current(leaf)
         self.running = getattr(func, "__name__", str(func))
         if args and _is_plain(args[0]) and _writes(func):
             raise NotImplementedError(
                 f"functional: {func} writes into a tensor that the module keeps beside its "
                 "parameters and buffers: register it, self.register_buffer(name, tensor)."
             )
-        args, kwargs = jax.tree.map(self._constant, (args, kwargs), is_leaf=is_tensor)
+        # Where all are PyTorch's own, as the sizes of a packed sequence are, PyTorch computes.
+        mixed = any(is_tensor(leaf) and not _is_plain(leaf) for leaf in leaves)
+        if mixed and getattr(func, "overloadpacket", func) not in _OF_LENGTHS:
+            args, kwargs = jax.tree.map(self._constant, (args, kwargs), is_leaf=is_tensor)
         call = self.known_call(func, args, kwargs)
         try:
             result = self._dispatched(func, types, args, kwargs)
@@ -236,6 +240,13 @@ _PERHAPS_COPIES = {
     for name in ("contiguous", "reshape", "to", "flatten", "lift_fresh")
 }
 """Operations whose result may be a copy in PyTorch, or their argument itself."""
+
+
+_OF_LENGTHS = {
+    torch.ops.aten._pack_padded_sequence, torch._VF._pad_packed_sequence,
+    *(getattr(torch, name) for name in _recurrent.CELLS),
+}  # fmt: skip
+"""Operations that take numbers as a tensor of PyTorch's own."""
 
 
 def _gathers(key: Any) -> bool:
