@@ -163,7 +163,8 @@ def _tolerated(
     while (high - low > 1).any():
         # Layers that are done repeat a level, so that every round is the same program.
         middle = np.clip((low + high) // 2, 0, len(levels) - 1)
-        one = robustness.kl_sensitivity(key, f, params, x, sites, levels[middle, None], draws=2)
+        own = jnp.asarray(levels[middle, None])
+        one = robustness.kl_sensitivity(key, f, params, x, sites, own, draws=2)
         kl[every, middle] = one.kl[:, 0]
         beyond = one.kl[:, 0] >= robustness.ONE_BIT
         low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)

@@ -148,7 +148,7 @@ def monitor(
     params: Any,
     x: Any,
     calibration: _conformal.ConformalCalibration,
-    score: Callable[[Any], Float[Array, "batch *scores"]],
+    score: Callable[[Any], Float[Array, " batch *scores"]],
     spec: Monitoring | None = None,
 ) -> tuple[Step, MonitorState]:
     """Makes a step that predicts and watches: the unknown, coverage, and drift.
@@ -362,7 +362,7 @@ def watched(
     learns: tuple[Learn, Any, Any],
     x: Any,
     calibration: _conformal.ConformalCalibration,
-    score: Callable[[Any], Float[Array, "batch *scores"]],
+    score: Callable[[Any], Float[Array, " batch *scores"]],
     spec: Monitoring | None = None,
 ) -> tuple[Learn, Any, dict[str, Any]]:
     """Makes a step that learns from inputs whose label is told, and watches the others for drift.

@@ -202,7 +202,9 @@ def test_what_does_not_fit_is_named():
     grouped = u.ConformalCalibration(jnp.ones(2), u.AbsoluteResidual())
     with pytest.raises(ValueError, match="monitor: calibration must have one threshold"):
         u.monitor(KEY, same, {}, held, grouped, scored)
-    with pytest.raises(ValueError, match=r"monitor: score\(outputs\) must be a vector .* \(4, 1, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"monitor: score\(outputs\) must be a vector .* \(4, 1, 1\)"
+    ):
         u.monitor(KEY, same, {}, held, RESIDUAL, lambda y: y[:, None, None])
     with pytest.raises(ValueError, match="procedure"):
         u.Monitoring(procedure="cusum")
