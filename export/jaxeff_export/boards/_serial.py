@@ -3,10 +3,10 @@
 A request is sent again until its answer comes, so it may arrive twice: writing and reading are the
 same twice, and a run has a number by which its second request is known. Every frame has a CRC-32,
 and so have the arguments of a run, which the board computes of what lies in its memory: what has
-changed of them is uploaded, and after a reset, or where a write went wrong, all of them. Results are
-read by the run's number, so that none of before a reset are taken for those of this call. Frames
-stand between marks of SLIP (RFC 1055): behind a damaged one the next mark begins a new one, without
-a clock on the board.
+changed of them is uploaded, and after a reset, or where a write went wrong, all of them. Results
+are read by the run's number, so that none of before a reset are taken for those of this call.
+Frames stand between marks of SLIP (RFC 1055): behind a damaged one the next mark begins a new one,
+without a clock on the board.
 
 Sharp edges:
     State comes back with each call, since a reset may lose it; it is sent where the board has
