@@ -325,3 +325,24 @@ def test_a_slice_by_a_mask_of_inputs_says_what_to_do():
     f, params = jaxeff.functional(Called(torch.nn.Linear(3, 4), lambda y: y[:, 1:][y[:, 1:] > 0]))
     with pytest.raises(NotImplementedError, match=r"torch\.where"):
         jax.jit(f)(params, np.ones((2, 3), np.float32))
+
+
+class Masked(torch.nn.Module):
+    def forward(self, q, mask):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(q, q[:, :2], 2 * q[:, :2], attn_mask=mask, enable_gqa=True, scale=0.3)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (3, 1, 5, 5), (3, 4, 5, 5), (1, 5)])
+@pytest.mark.parametrize("of", ["numbers", "truths", "a row that sees nothing"])
+def test_masks_of_attention_have_any_shape(shape, of):
+    rng = np.random.default_rng(0)
+    q = rng.normal(size=(3, 4, 5, 6)).astype(np.float32)
+    mask = rng.normal(size=shape).astype(np.float32)
+    if of != "numbers":
+        mask = (mask > 0) | (np.arange(5) == 2)
+    if of == "a row that sees nothing":
+        mask[..., -1, :] = False
+    f, params = jaxeff.functional(Masked())
+    theirs = Masked()(torch.tensor(q), torch.tensor(mask))
+    np.testing.assert_allclose(jax.jit(f)(params, q, mask), theirs, rtol=1e-5, atol=1e-6)

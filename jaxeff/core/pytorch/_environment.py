@@ -320,9 +320,43 @@ def pytorch_environment() -> Environment:
         (torch.fused_moving_avg_obs_fake_quant, _grids.observed(environment.known_array)),
     ):
         environment.override_op_definition(function, on_grid)
+    # torchax adds a mask in place to one of rows and columns, where a mask of heads doesn't fit.
+    for function in (torch.nn.functional, torch.ops.aten):
+        environment.override_op_definition(function.scaled_dot_product_attention, _attention)
     _loop_as_pytorch(environment, on_tensors)
     _write_as_pytorch(environment)
     return environment
+
+
+# 8 parameters: they are PyTorch's.
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Computes `scaled_dot_product_attention` as its documentation writes it."""
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.size(-3) // x.size(-3), -3) for x in (key, value))
+    weight = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(weight.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is None:
+        shares = torch.softmax(weight, -1)
+    else:
+        hidden = attn_mask.dtype == torch.bool
+        weight = weight.masked_fill(~attn_mask, -math.inf) if hidden else weight + attn_mask
+        # A row that sees nothing is zero, as `_safe_softmax` makes it.
+        blind = (weight == -math.inf).all(-1, keepdim=True)
+        shares = torch.softmax(weight, -1)
+        shares = shares if is_causal else shares.masked_fill(blind, 0.0)
+    if dropout_p > 0:
+        shares = torch.dropout(shares, dropout_p, train=True)
+    return shares @ value
 
 
 def _loop_as_pytorch(environment: Any, on_tensors: Callable[..., Any]) -> None:
