@@ -136,6 +136,9 @@ FUNCTIONS = {
     ),
     "writes": lambda w, x: (
         x.at[:, jnp.array([4, 0])].set(x[:, :2] * w[0, 0]),
+        (2 * x).at[:].set(x),
+        x.at[:, :].add(w[0, 0]),
+        (2 * x).at[:].max(x),
         x.at[1, whole(x, 4)[0, 0], 1].set(9.0),
         w.at[whole(x, 3)[0, :, 0], whole(x, 3)[1, :, 1]].add(x[0, :, 0]),
         x.at[..., whole(x, 3)[0, 0]].mul(2.0),

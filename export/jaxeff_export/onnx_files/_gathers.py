@@ -114,6 +114,12 @@ def _scatter(reduction: str) -> Rule:
         table, _, updates = (v.aval for v in eqn.invars)
         numbers = eqn.params["dimension_numbers"]
         joined, gone = numbers.operand_batching_dims, numbers.inserted_window_dims
+        if not (numbers.scatter_dims_to_operand_dims or joined) and table.shape == updates.shape:
+            # No axis has a start, as of `x.at[:].set(y)`: the only window is entry 0 of a new axis.
+            array, added = (g.reshape(values[i], [1, *table.shape]) for i in (0, 2))
+            places = np.zeros((1, 1), np.int64)
+            whole = _written(g, reduction, table.dtype, array, places, added)
+            return g.reshape(whole, table.shape)
         windows = iter(updates.shape[i] for i in numbers.update_window_dims)
         flat = {*gone, *joined}
         sizes = [1 if i in flat else next(windows) for i in range(len(table.shape))]
@@ -132,18 +138,27 @@ def _scatter(reduction: str) -> Rule:
         if targets.inside is not None:
             row = np.zeros((1, *shape[1:]), table.dtype)
             array, places = g.emit("Concat", [array, row], axis=0), _moved_out(g, shape[0], targets)
-        # Without a reduction the last of equal places decides, which JAX leaves open.
-        scattered: Value = g.emit("ScatterND", [array, places, added], reduction=reduction)
-        if reduction in ("max", "min") and is_float(table.dtype):  # which pass NaN over
-            nans = [g.cast(g.emit("IsNaN", [value]), np.uint8) for value in (array, added)]
-            some = g.emit("ScatterND", [nans[0], places, nans[1]], reduction="max")
-            nan = np.array(np.nan, table.dtype)
-            scattered = g.emit("Where", [g.cast(some, np.bool_), nan, scattered])
+        scattered = _written(g, reduction, table.dtype, array, places, added)
         if targets.inside is not None:
             scattered = g.emit("Slice", [scattered, *(integers([n]) for n in (0, shape[0], 0))])
         return g.transpose(scattered, [int(i) for i in np.argsort(order)])
 
     return rule
+
+
+def _written(
+    g: OnnxGraph, reduction: str, dtype: Any, array: Value, places: Value, added: Value
+) -> Value:
+    """Writes entries at places; NaN wins, as in JAX."""
+    # Without a reduction the last of equal places decides, which JAX leaves open.
+    scattered: Value = g.emit("ScatterND", [array, places, added], reduction=reduction)
+    if reduction not in ("max", "min") or not is_float(dtype):
+        return scattered
+    # The runtime passes NaN over.
+    nans = [g.cast(g.emit("IsNaN", [value]), np.uint8) for value in (array, added)]
+    some = g.emit("ScatterND", [nans[0], places, nans[1]], reduction="max")
+    nan = np.array(np.nan, dtype)
+    return g.emit("Where", [g.cast(some, np.bool_), nan, scattered])
 
 
 def _moved_out(g: OnnxGraph, row: int, windows: _Windows) -> Value:
