@@ -117,8 +117,8 @@ def _scatter(reduction: str) -> Rule:
         if not (numbers.scatter_dims_to_operand_dims or joined) and table.shape == updates.shape:
             # No axis has a start, as of `x.at[:].set(y)`: the only window is entry 0 of a new axis.
             array, added = (g.reshape(values[i], [1, *table.shape]) for i in (0, 2))
-            places = np.zeros((1, 1), np.int64)
-            whole = _written(g, reduction, table.dtype, array, places, added)
+            begin = np.zeros((1, 1), np.int64)
+            whole = _written(g, reduction, table.dtype, array, begin, added)
             return g.reshape(whole, table.shape)
         windows = iter(updates.shape[i] for i in numbers.update_window_dims)
         flat = {*gone, *joined}
