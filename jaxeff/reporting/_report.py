@@ -163,15 +163,17 @@ def _tolerated(
     while (high - low > 1).any():
         # Layers that are done repeat a level, so that every round is the same program.
         middle = np.clip((low + high) // 2, 0, len(levels) - 1)
-        own = jnp.asarray(levels[middle, None])
-        one = robustness.kl_sensitivity(key, f, params, x, sites, own, draws=2)
+        by_site = jnp.asarray(levels[middle, None])
+        one = robustness.kl_sensitivity(key, f, params, x, sites, by_site, draws=2)
         kl[every, middle] = one.kl[:, 0]
         beyond = one.kl[:, 0] >= robustness.ONE_BIT
         low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
     # Levels above that nobody measured are beyond the threshold as well.
     kl[np.arange(len(levels)) > high[:, None]] = np.inf
-    found = robustness.NoiseSensitivity(tuple(sites), levels, kl, np.full_like(kl, np.nan))
-    return robustness.tolerated_level(found)
+    no_errors = np.full_like(kl, np.nan)
+    return robustness.tolerated_level(
+        robustness.NoiseSensitivity(tuple(sites), levels, kl, no_errors)
+    )
 
 
 def bits(subject: Subject) -> dict[str, Any]:

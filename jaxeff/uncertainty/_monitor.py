@@ -185,14 +185,7 @@ def monitor(
     _check_one_threshold(calibration)
     outputs = jax.jit(f)(params, x)
     held = _checked_scores(score(outputs))
-    # The share of unknown ones in all: each score has a part of it.
-    share = 1 - spec.unknown / held.shape[1]
-    limits = jnp.stack([_selective.coverage_threshold(one, share) for one in held.T])
-    edges = jnp.quantile(held[::2], jnp.arange(1, spec.bins) / spec.bins, axis=0)
-    edges = edges.T.astype(jnp.float32)
-    bins = jnp.arange(spec.bins)[None, None]
-    places = _bins(held[1::2], edges)[..., None] == bins
-    counts = places.sum(0).astype(jnp.float32)
+    limits, edges, counts = _of_held_out(held, spec)
     first = _first_state(spec, calibration, counts, jax.random.bits(key, (2,), jnp.uint32), outputs)
 
     def step(params: Any, x: Any, targets: Any, state: MonitorState) -> tuple[Reading, Any]:
@@ -207,6 +200,17 @@ def monitor(
         return Reading(outputs, region, unknown, *rates, evidence, state.alarm), state
 
     return step, first
+
+
+def _of_held_out(held: Array, spec: Monitoring) -> tuple[Array, Array, Array]:
+    """Computes of each score what is unknown from, the edges of bins, and the counts in them."""
+    # The share of unknown ones in all: each score has a part of it.
+    share = 1 - spec.unknown / held.shape[1]
+    limits = jnp.stack([_selective.coverage_threshold(one, share) for one in held.T])
+    edges = jnp.quantile(held[::2], jnp.arange(1, spec.bins) / spec.bins, axis=0)
+    edges = edges.T.astype(jnp.float32)
+    places = _bins(held[1::2], edges)[..., None] == jnp.arange(spec.bins)[None, None]
+    return limits, edges, places.sum(0).astype(jnp.float32)
 
 
 def _check_one_threshold(calibration: _conformal.ConformalCalibration) -> None:

@@ -59,12 +59,12 @@ def test_one_layer_at_a_time_is_perturbed(params):
         ]
         assert sensitivities.kl[i, 1] == pytest.approx(np.mean(by_hand), rel=1e-4)
     # Each layer at a level of its own, the second at both.
-    own = kl_sensitivity(
+    by_site = kl_sensitivity(
         KEY, chain, params, X, SITES, levels[jnp.array([[0], [1], [1], [0]])],
         noise=Multiplicative, draws=2,
     )  # fmt: skip
     np.testing.assert_allclose(
-        own.kl[:, 0], sensitivities.kl[np.arange(4), [0, 1, 1, 0]], rtol=1e-5, atol=1e-6
+        by_site.kl[:, 0], sensitivities.kl[np.arange(4), [0, 1, 1, 0]], rtol=1e-5, atol=1e-6
     )
 
 
@@ -131,8 +131,10 @@ def test_tolerated_level_interpolates_and_says_beyond():
     tolerated = tolerated_level(NoiseSensitivity(("a", "b", "c"), levels, kl, kl), threshold=0.1)
     np.testing.assert_allclose(tolerated, [10**-0.5, 0, 10], rtol=1e-6)
     assert tolerated_level(NoiseSensitivity(("c",), levels, kl[2:], kl[2:]))[0] == np.inf
-    own = NoiseSensitivity(("a", "b"), np.array([[0.1, 1.0], [3.0, 4.0]]), kl[:2, :2], kl[:2, :2])
-    np.testing.assert_allclose(tolerated_level(own, threshold=0.1), [10**-0.5, 0], rtol=1e-6)
+    by_site = NoiseSensitivity(
+        ("a", "b"), np.array([[0.1, 1.0], [3.0, 4.0]]), kl[:2, :2], kl[:2, :2]
+    )
+    np.testing.assert_allclose(tolerated_level(by_site, threshold=0.1), [10**-0.5, 0], rtol=1e-6)
     levels = spread_levels(0.3, jnp.array([0.0, 5.0, -2.0]))
     assert float(jnp.prod(levels)) == pytest.approx(0.3**3, rel=1e-5)
 

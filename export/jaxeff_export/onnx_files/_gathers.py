@@ -118,8 +118,8 @@ def _scatter(reduction: str) -> Rule:
             # No axis has a start, as of `x.at[:].set(y)`: the only window is entry 0 of a new axis.
             array, added = (g.reshape(values[i], [1, *table.shape]) for i in (0, 2))
             begin = np.zeros((1, 1), np.int64)
-            whole = _written(g, reduction, table.dtype, array, begin, added)
-            return g.reshape(whole, table.shape)
+            replaced = _written(g, reduction, table.dtype, array, begin, added)
+            return g.reshape(replaced, table.shape)
         windows = iter(updates.shape[i] for i in numbers.update_window_dims)
         flat = {*gone, *joined}
         sizes = [1 if i in flat else next(windows) for i in range(len(table.shape))]
