@@ -236,3 +236,12 @@ def test_parameters_are_cut_without_compiling(compiled):
         assert leaf.dtype == array.dtype
         assert leaf.committed == array.committed
     assert small["conv1"]["kernel"].size < PARAMS["conv1"]["kernel"].size
+
+
+def test_a_function_of_a_long_chain_of_objects_is_compiled_each_time():
+    """As the layers of a Keras model are, each of which knows those beside it."""
+    chain = None
+    for scale in range(3000):
+        chain = types.SimpleNamespace(scale=scale, before=chain)
+    program = core.kept_program(lambda x: x * chain.scale)
+    assert float(program(jnp.float32(2))) == 2 * 2999

@@ -98,7 +98,7 @@ def kept_program(f: Callable[..., Any], **options: Any) -> KeptProgram:
     parts = _Parts()
     try:
         key = parts.of((f, options))
-    except _NotKept:
+    except (_NotKept, RecursionError):  # layers that refer to each other may be a long chain
         return KeptProgram(_Jitted(options), f)
     entry = _PROGRAMS.get(key)
     if entry is None:
