@@ -350,10 +350,11 @@ def _attention(
     else:
         hidden = attn_mask.dtype == torch.bool
         weight = weight.masked_fill(~attn_mask, -math.inf) if hidden else weight + attn_mask
-        # A row that sees nothing is zero, as `_safe_softmax` makes it.
-        blind = (weight == -math.inf).all(-1, keepdim=True)
         shares = torch.softmax(weight, -1)
-        shares = shares if is_causal else shares.masked_fill(blind, 0.0)
+        if not is_causal:
+            # A row that sees nothing is zero, as `_safe_softmax` makes it.
+            blind = (weight == -math.inf).all(-1, keepdim=True)
+            shares = shares.masked_fill(blind, 0.0)
     if dropout_p > 0:
         shares = torch.dropout(shares, dropout_p, train=True)
     return shares @ value

@@ -38,6 +38,7 @@ class SerialRunner(Runner):
     ) -> None:
         self._keep(manifest, recorded, board, treedef)
         self._serial = board
+        self._places = _places(manifest)
         board.require_model(manifest.model)
 
     def close(self) -> None:
@@ -100,18 +101,18 @@ class SerialRunner(Runner):
     def _run(self, leaves: Sequence[np.ndarray], number: int) -> Any:
         arguments = b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
         with self._serial.turn:
-            return self._serial.run(self._manifest.model, arguments, number, self._places())
+            return self._serial.run(self._manifest.model, arguments, number, self._places)
 
-    def _places(self) -> list[tuple[int, int, int]]:
-        """Finds the state among the bytes of arguments and of results."""
-        olds, news = (
-            np.cumsum([0, *map(_bytes_of, specs)])
-            for specs in (self._manifest.inputs, self._manifest.outputs)
-        )
-        return [
-            (int(olds[old]), int(news[new]), int(olds[old + 1] - olds[old]))
-            for old, new in self._manifest.places
-        ]
+
+def _places(manifest: files.Manifest) -> list[tuple[int, int, int]]:
+    """Finds the state among the bytes of arguments and of results."""
+    olds, news = (
+        np.cumsum([0, *map(_bytes_of, specs)]) for specs in (manifest.inputs, manifest.outputs)
+    )
+    return [
+        (int(olds[old]), int(news[new]), int(olds[old + 1] - olds[old]))
+        for old, new in manifest.places
+    ]
 
 
 def _bytes_of(spec: artifact.TensorSpec) -> int:
