@@ -38,7 +38,7 @@ class SerialRunner(Runner):
     ) -> None:
         self._keep(manifest, recorded, board, treedef)
         self._serial = board
-        self._places = _places(manifest)
+        self._places = _state_places(manifest)
         board.require_model(manifest.model)
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class SerialRunner(Runner):
             return self._serial.run(self._manifest.model, arguments, number, self._places)
 
 
-def _places(manifest: files.Manifest) -> list[tuple[int, int, int]]:
+def _state_places(manifest: files.Manifest) -> list[tuple[int, int, int]]:
     """Finds the state among the bytes of arguments and of results."""
     olds, news = (
         np.cumsum([0, *map(_bytes_of, specs)]) for specs in (manifest.inputs, manifest.outputs)
