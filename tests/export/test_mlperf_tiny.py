@@ -243,7 +243,7 @@ def test_a_submission_has_the_layout_and_the_numbers(library, line, tmp_path, pa
         windows = measure(device, data[:3], calls=20, warmups=2)
     entry = Entry("kws", library, windows, outcomes, labels, 61_000, device.log)
     odd = [Inference((score,), 1, 1) for score in (0.1, 0.4, 0.2, 0.9, 0.4)]
-    sounds = Entry("ad", library, outcomes=odd, labels=[0, 0, 0, 1, 1])
+    sounds = Entry("ad", library.folder, outcomes=odd, labels=[0, 0, 0, 1, 1])
     facts = {"Board Name": "a computer"}
     for _ in range(2):  # what was written before is replaced
         home = submission(
@@ -254,6 +254,7 @@ def test_a_submission_has_the_layout_and_the_numbers(library, line, tmp_path, pa
     assert described["Board Name"] == "a computer"
     assert described["Division"] == "Open"
     code = home / "code/keyword_spotting/here"
+    assert (home / "code/anomaly_detection/here/net_serial.c").exists()
     assert (code / "net_serial.c").read_text() == (library.folder / "net_serial.c").read_text()
     results = home / "results/here"
     assert {folder.name for folder in (results / "kws").iterdir()} == {"performance", "accuracy"}
@@ -290,6 +291,15 @@ def test_a_wrong_submission_is_refused(change, said, library, tmp_path):
             tmp_path / "sent", [Entry("kws", library, labels=[1])], submitter="us",
             system="here", facts={},
         )  # fmt: skip
+
+
+def test_a_library_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(NotADirectoryError, match=r"entry ad: .*gone is no library's folder"):
+        submission(
+            tmp_path / "sent", [Entry("ad", tmp_path / "gone")], submitter="us", system="here",
+            facts={},
+        )  # fmt: skip
+    assert not (tmp_path / "sent").exists()
 
 
 def test_inputs_have_the_published_sizes():

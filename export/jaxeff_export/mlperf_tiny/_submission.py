@@ -82,7 +82,7 @@ class Entry:
 
     Attributes:
       task: ``"ic"``, ``"kws"``, ``"vww"`` or ``"ad"``.
-      library: the C library in its firmware, whose folder is copied as the code.
+      library: the C library in its firmware, or its folder, which is copied as the code.
       performance: calls on some inputs, timed by the device.
       outcomes: calls on the inputs whose labels are known.
       labels: of these the classes, or, of anomaly detection, whether they are anomalies.
@@ -91,7 +91,7 @@ class Entry:
     """
 
     task: str
-    library: CLibrary
+    library: CLibrary | str | Path
     performance: Sequence[Inference] = ()
     outcomes: Sequence[Inference] = ()
     labels: Sequence[int] = ()
@@ -192,6 +192,7 @@ def submission(
     Raises:
       ValueError: if a name is none of a folder, a key isn't known, a benchmark comes twice or isn't
         known, or outcomes and labels differ in number.
+      NotADirectoryError: if a library's folder isn't there.
       FileExistsError: if `path` holds anything but a submission's files.
     """
     _require_sound(entries, submitter, system, facts)
@@ -219,7 +220,8 @@ def _write_home(
     # By the reference's names, as reviewers look for a benchmark's code.
     for entry in entries:
         code = home / "code" / TASKS[entry.task].code / system
-        shutil.copytree(entry.library.folder, code)
+        library = entry.library
+        shutil.copytree(library.folder if isinstance(library, CLibrary) else library, code)
         _write_results(entry, home / "results" / system / entry.task)
 
 
@@ -238,6 +240,8 @@ def _require_sound(
     if not tasks or len(set(tasks)) < len(tasks) or not {*tasks} <= {*TASKS}:
         raise ValueError(f"entries: each of {', '.join(TASKS)} once at most, got {tasks}")
     for entry in entries:
+        if not isinstance(entry.library, CLibrary) and not Path(entry.library).is_dir():
+            raise NotADirectoryError(f"entry {entry.task}: {entry.library} is no library's folder")
         if len(entry.outcomes) != len(entry.labels):
             raise ValueError(
                 f"entry {entry.task}: {len(entry.outcomes)} outcomes and {len(entry.labels)} labels"
