@@ -99,6 +99,13 @@ class StatementBuilder:
         stored.set(value)
         return stored.get()
 
+    def unknown(self, extent: int) -> Index:
+        """Returns the extent of a loop that LLVM is to keep: it unrolls copies of whole images.
+
+        Thousands of moves in a row are no faster, and compile in a second where a loop takes none.
+        """
+        return self.through_memory(tirx.const(extent, "int64"), "int64", "extent")
+
     @contextmanager
     def loop(self, extent: Index, parallel: bool = False) -> Iterator[Expr]:
         """Repeats what is written inside; a single turn needs no loop."""

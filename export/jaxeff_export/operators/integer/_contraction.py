@@ -409,7 +409,9 @@ class ContractionBuilder:
         for i in range(self.slack):
             # Meets zero weights only, but has to be defined.
             code.store(target, math.prod(g.padded) + i, statements.const(0, data))
-        with code.loop(height) as h, code.loop(row_length) as i:
+        # Scalar cores count: there a copy is a loop anyway.
+        rows = code.unknown(height) if self.dot.lanes > 1 and isinstance(height, int) else height
+        with code.loop(rows) as h, code.loop(row_length) as i:
             value = statements.load(self.x, (n * height + h) * line + i)
             code.store(target, (h + top) * padded_line + left * channels + i, moved(value))
 
