@@ -44,6 +44,7 @@ the calls above: `prior={"frozen/*": None}`, `laplace(..., only="adapters/*")`,
 `{"adapters/*": Members(3)}`.
 """
 
+from jaxeff.adapters._learner import LearningStep as LearningStep
 from jaxeff.adapters._learner import learner as learner
 from jaxeff.adapters._lora import LoRA as LoRA
 from jaxeff.adapters._lora import frozen as frozen

@@ -100,3 +100,130 @@ def test_what_has_no_gradient_is_named():
         learner(features, params, X, what="norms")
     with pytest.raises(ValueError, match="learner: what must be"):
         learner(F, PARAMS, X, what="tail")
+
+
+KERNEL, BIAS = "layers/5/kernel", "layers/5/bias"
+
+
+def in_16_bits(update, **options):
+    """A step of the head in int16, of updates that are the same whatever the gradient."""
+    step, codes, state = learner(
+        F, PARAMS, X[:1], optimizer=optax.stateless(lambda g, p: update(g)), dtype="int16"
+    )
+    first = {path: state["learnt"][path].astype(jnp.int32) for path in (KERNEL, BIAS)}
+    return step, codes, state, first
+
+
+def size(state):
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+
+
+def test_16_bits_learn_what_floats_do():
+    """Each rounding's variance is at most a quarter of a step's square; plain descent adds them."""
+    after = {}
+    for dtype in (None, "int16"):
+        step, codes, state = learner(F, PARAMS, X[:1], SPEC, optimizer=optax.sgd(0.1), dtype=dtype)
+        last, _ = steps(step, codes, state)
+        after[dtype] = step.learnt(last), size(last)
+    grid_step = 2.0**-12  # of the power of two above 8 times what the head has, at most 1
+    assert 0.5 < max(float(jnp.abs(PARAMS["layers"]["5"][n]).max()) for n in ("kernel", "bias")) < 1
+    (floats, its_bytes), (ours, fewer) = after.values()
+    assert fewer == its_bytes / 2 + 4
+    assert last["learnt"][KERNEL].dtype == jnp.int16
+    assert last["count"] == len(X)
+    for path in (KERNEL, BIAS):
+        assert jnp.abs(floats[path] - step.learnt(state)[path]).max() > 100 * grid_step
+        distance = float(jnp.abs(ours[path] - floats[path]).max())
+        assert 0 < distance < (0.5 + 5 * 0.5 * len(X) ** 0.5) * grid_step
+        codes_of = np.asarray(ours[path]) / grid_step
+        np.testing.assert_array_equal(codes_of, np.round(codes_of))
+
+
+def test_updates_far_below_a_step_add_up():
+    """Their sum is met up to five standard errors; to nearest, none would move anything."""
+    count, parts = 1500, 40
+    grid_step = 2.0**-12
+    tiny = grid_step / parts
+    step, codes, state, first = in_16_bits(
+        lambda g: {KERNEL: jnp.full_like(g[KERNEL], tiny), BIAS: jnp.full_like(g[BIAS], -tiny)}
+    )
+    zero = in_16_bits(lambda g: jax.tree.map(jnp.zeros_like, g))
+
+    def many(step, codes, state):
+        def one(state, _):
+            return step(codes, X[:1], Y[:1], state)[1], None
+
+        return jax.jit(lambda s: jax.lax.scan(one, s, length=count)[0])(state)
+
+    after = many(step, codes, state)
+    for path, sign in ((KERNEL, 1), (BIAS, -1)):
+        moved = sign * np.asarray(after["learnt"][path] - first[path])
+        deviation = (count / parts * (1 - 1 / parts)) ** 0.5
+        assert abs(moved.mean() - count / parts) < 5 * deviation / moved.size**0.5
+        assert (np.abs(moved - count / parts) < 5 * deviation).all()
+    # An update of zero moves nothing, however often.
+    same = many(*zero[:3])
+    jax.tree.map(np.testing.assert_array_equal, same["learnt"], zero[2]["learnt"])
+
+
+def test_codes_stay_at_the_ends_of_their_grid():
+    ends = {"far": 1e9, "all": jnp.inf, "down": -jnp.inf, "nobody knows": jnp.nan}
+    for name, value in ends.items():
+        step, codes, state, first = in_16_bits(
+            lambda g, value=value: jax.tree.map(lambda a: jnp.full_like(a, value), g)
+        )
+        for _ in range(2):
+            _, state = step(codes, X[:1], Y[:1], state)
+        for path, before in first.items():
+            expected = before if name == "nobody knows" else np.sign(value) * (2**15 - 1)
+            np.testing.assert_array_equal(state["learnt"][path], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "several"])
+@pytest.mark.parametrize("what", ["lora", "norms"])
+def test_what_an_optimizer_keeps_has_16_bits_too(what, optimizer):
+    """The loss falls as in floats, in half of the bytes; without a label nothing changes."""
+    optimizers = {
+        "momentum": optax.sgd(0.02, momentum=0.8),
+        "adam": optax.adam(0.02),
+        "several": optax.MultiSteps(optax.sgd(0.1), 4),
+    }
+    spec, part = {"lora": (SPEC, {"layers/5": LoRA(2, alpha=2.0)}), "norms": (BODY, "norms")}[what]
+
+    def loss(logits):
+        return float(optax.softmax_cross_entropy_with_integer_labels(logits[:, 0], Y).mean())
+
+    losses, sizes = [], []
+    for dtype in (None, "int16"):
+        step, codes, state = learner(
+            F, PARAMS, X[:1], spec, what=part, optimizer=optimizers[optimizer], dtype=dtype
+        )
+        after, first = steps(step, codes, state)
+        for _ in range(3):
+            after, last = steps(step, codes, after)
+        losses.append((loss(first), loss(last)))
+        sizes.append(size(after))
+    (_, floats), (begin, end) = losses
+    assert end < begin
+    assert abs(end - floats) < 0.05 * (begin - floats)
+    halves = [leaf for leaf in jax.tree.leaves(after) if leaf.dtype in (jnp.int16, jnp.uint16)]
+    others = size(after) - size(halves)
+    assert others <= 16
+    assert sizes[0] == 2 * size(halves) + others - 4
+    _, same = step(codes, X[:1], jnp.array([-1]), after)
+    jax.tree.map(np.testing.assert_array_equal, same, after)
+
+
+def test_what_has_no_grid_is_named():
+    broken = jax.tree.map(lambda a: a, PARAMS)
+    broken["layers"]["5"]["bias"] = jnp.array([0, jnp.inf, 0])
+    with pytest.raises(ValueError, match="learner: layers/5/bias has values that aren't finite"):
+        learner(F, broken, X, dtype="int16")
+    with pytest.raises(ValueError, match="learner: dtype must be"):
+        learner(F, PARAMS, X, dtype="int8")
+    # Of zeros alone, codes reach eight.
+    broken["layers"]["5"] = jax.tree.map(jnp.zeros_like, broken["layers"]["5"])
+    step, _, state = learner(F, broken, X, dtype="int16")
+    ends = {**state, "learnt": jax.tree.map(lambda q: q + (2**15 - 1), state["learnt"])}
+    assert 8 <= step.learnt(ends)["layers/5/kernel"].max() < 16

@@ -172,7 +172,9 @@ SPECS: dict[str, Any] = {
 """What `spec` is: of a function, or of all functions of a room."""
 
 OWN: dict[str, dict[str, Any]] = {
-    "jaxeff.adapters.learner": {"what": "head", "loss": lambda logits, y: logits.max(-1)},
+    "jaxeff.adapters.learner": {
+        "what": "head", "loss": lambda logits, y: logits.max(-1), "dtype": "int16",
+    },
     "jaxeff.adapters.untied": {"site": "fc1"},
     "jaxeff.uncertainty.watched": {
         "learns": (lambda params, x, y, state: (x, state), {}, {}), "calibration": SETS,

@@ -22,15 +22,21 @@ X = jax.random.normal(jax.random.key(0), (24, 6))
 Y = jax.random.randint(jax.random.key(1), (24,), 0, 3)
 
 
-def deployed(**options):
+def deployed(dtype=None, **options):
     spec = calibrate(F, PARAMS, [X], {"*:linear": Int(8)}).spec
-    step, codes, state = learner(F, PARAMS, X[:1], spec, optimizer=optax.sgd(0.1))
+    step, codes, state = learner(F, PARAMS, X[:1], spec, optimizer=optax.sgd(0.1), dtype=dtype)
     return (
         step,
         codes,
         state,
         deploy(step, (codes, X[:1], Y[:1], state), state=("state",), **options),
     )
+
+
+def equal_leaves(ours, theirs):
+    """Holds the leaves of two trees to be the same; a session's have classes of its own."""
+    for pair in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True):
+        np.testing.assert_array_equal(*pair)
 
 
 @pytest.mark.slow
@@ -101,3 +107,37 @@ def test_an_emulated_core_learns_with_the_same_bits():
         jax.tree.leaves(ours), jax.tree.leaves(jax.jit(step)(codes, *args)), strict=True
     ):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_16_bits_on_an_emulated_core_have_the_same_bits():
+    """All of 24 states are JAX's; logits are floats, up to their last bits."""
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    step, codes, state, bundle = deployed("int16", target="cortex-m4")
+    jitted = jax.jit(step)
+    begin = state
+    for x, y in zip(X[:, None], Y[:, None], strict=True):
+        logits, after = jitted(codes, x, y, state)
+        ours = bundle.run(x, y, state, board="emulated")
+        np.testing.assert_allclose(ours[0], logits, rtol=1e-6, atol=1e-7)
+        jax.tree.map(np.testing.assert_array_equal, ours[1], after)
+        state = after
+    pairs = zip(*map(jax.tree.leaves, (state, begin)), strict=True)
+    moved = [np.abs(a - b.astype(int)).max() for a, b in pairs]
+    assert min(moved) >= len(X)
+
+
+@pytest.mark.slow
+def test_a_session_keeps_and_loads_16_bits(tmp_path):
+    step, codes, state, bundle = deployed("int16")
+    session = bundle.session()
+    for x, y in zip(X[:12, None], Y[:12, None], strict=True):
+        session.step(x, y)
+        _, state = jax.jit(step)(codes, x, y, state)
+    equal_leaves(session.state(), state)
+    session.save(tmp_path / "learnt.npz")
+    logits = session.step(X[12:13], Y[12:13])
+    other = bundle.session()
+    other.load(tmp_path / "learnt.npz")
+    np.testing.assert_array_equal(other.step(X[12:13], Y[12:13]), logits)
+    equal_leaves(other.state(), session.state())
