@@ -11,15 +11,18 @@ floats by the same steps. Recordings of other speakers say what it knows afterwa
 and what was forgotten.
 
 A speaker that nothing was trained on is learnt from 1, 5 or 20 of his recordings, and tested on
-his others. The step is a C library for a Cortex-M4, whose results are JAX's, with and without
-learning. One that watches as well (`jaxeff.uncertainty.monitor`) goes a walk in an emulator: it
-hears other speakers, then three recordings of the new word, is told them, hears the word of other
-speakers, and, watching anew, what drowns in noise by and by.
+his others. Words are also told to a head and low-rank updates whose state has 16 bits, the same
+recordings as to those in floats. The step is a C library for a Cortex-M4, whose results are JAX's,
+with and without learning, of either state. One that watches as well
+(`jaxeff.uncertainty.monitor`) goes a walk in an emulator: it hears other speakers, then three
+recordings of the new word, is told them, hears the word of other speakers, and, watching anew, what
+drowns in noise by and by.
 
 `--fast` has tones in place of words, needs no data and has no speakers. Speech Commands is read
 from `JAXEFF_DATA`, of which the 4,890 recordings of its test archive are enough.
 """
 
+import itertools
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,7 +46,10 @@ from jaxeff.adapters import learner
 
 CORE = "cortex-m4"
 SPEAKERS = 40  # recordings of somebody who is learnt, at least
-WORDS_PART, SPEAKERS_PART, BOARD, WALK = "words", "speakers", "board", "walk"
+WORDS_PART, SPEAKERS_PART, STATES_PART = "words", "speakers", "states"
+BOARD, WALK = "board", "walk"
+FLOATS, CODES = "float32", "int16"
+Sounding = tuple[Body, np.ndarray, tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,42 @@ def new_word(run: Run[Settings], seed: int) -> Iterator[Row]:
             }  # fmt: skip
 
 
+def kept_states(run: Run[Settings], task: list[Any]) -> Iterator[Row]:
+    """One network, which is told a word in a state of floats and in one of 16 bits."""
+    at, seed = run.settings, int(task[1])
+    word = (3 * seed + 1) % WORDS
+    known, more, others = sounds(at)
+    old, is_new = known.y != word, others.y == word
+    body, rng = body_of(run, seed, known[old] + more[old]), np.random.default_rng(seed)
+    ways = learning.HEAD, learning.REHEARSED, learning.ADAPTED
+    # By a tenth of the rate, most updates are below half a step of the codes.
+    for name, rate in itertools.product(ways, (at.rate, at.rate / 10)):
+        learners = {
+            FLOATS: learning.way(name, body, rate),
+            CODES: learning.way(name, body, rate, CODES),
+        }
+        for examples in at.examples:
+            orders = []
+            for _ in range(at.draws):
+                new = rng.choice(np.flatnonzero(known.y == word), examples, replace=False)
+                kept = learning.some_of_others(rng, known.y, word, at.remembered)
+                rehearsed = [] if name == learning.HEAD else kept.tolist()
+                orders.append(learning.order(rng, new.tolist(), rehearsed, at.passes, at.between))
+            classes = {
+                dtype: learns.told(learns.all(np.stack(orders), known), others.x)
+                for dtype, learns in learners.items()
+            }
+            for dtype, learns in learners.items():
+                right = classes[dtype] == others.y
+                yield {
+                    "way": name, "rate": rate, "examples": examples, "state in": dtype,
+                    "network": seed, "new": float(right[:, is_new].mean()),
+                    "others": float(right[:, ~is_new].mean()), "all": float(right.mean()),
+                    "alike": float((classes[dtype] == classes[FLOATS]).mean()),
+                    "bytes": learns.state_bytes,
+                }  # fmt: skip
+
+
 def new_speaker(run: Run[Settings], task: str) -> Iterator[Row]:
     """One network, which is told recordings of speakers that it doesn't know."""
     at = run.settings
@@ -159,42 +201,60 @@ def on_a_board(run: Run[Settings], task: str) -> Iterator[Row]:
     if not has_toolchain(CORE):
         run.say(f"without a microcontroller: no compiler for a {CORE}")
         return
-    at = run.settings
-    recordings = tones(8)
-    body = body_of(run, 200, Recordings.of(*recordings.train))
-    example = Recordings.of(recordings.train[0][:1], recordings.train[1][:1]).x
-    step, codes, state = learner(
-        body.f, body.params, example, body.spec, optimizer=optax.sgd(at.rate)
-    )
+    sounding = of_tones(run)
+    yield learning_library(run, sounding, "learns", None)
+    body, example, (audio, _) = sounding
     g = jaxeff.integer(body.f, body.spec)
-
-    def learns(codes: Any, audio: Any, word: Any, state: Any) -> Any:
-        return step(codes, FRONT.fixed(audio)[None, :, None], word, state)
 
     def tells(codes: Any, audio: Any) -> Any:
         return g(codes, FRONT.fixed(audio)[None, :, None])
 
-    audio, words = recordings.test[0][: at.steps], recordings.test[1][: at.steps, None]
     with tempfile.TemporaryDirectory() as home:
-        bundle = jaxeff_export.deploy(
-            learns, (codes, audio[0], words[0], state), target=CORE, state=("state",)
-        )
-        library = bundle.export_c(f"{home}/learns", name="learns")
-        same, largest = _compared(library, learns, codes, state, audio, words)
-        kept = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state))
-        yield {
-            "library": "learns",
-            "steps": len(audio),
-            "same": same,
-            "largest": largest,
-            "state": kept,
-            **walk.costs(library, CORE),
-        }
         bundle = jaxeff_export.deploy(
             tells, (g.convert(body.params, example), audio[0]), target=CORE
         )
         library = bundle.export_c(f"{home}/tells", name="tells")
         yield {"library": "only tells", **walk.costs(library, CORE)}
+
+
+def in_16_bits(run: Run[Settings], task: str) -> Iterator[Row]:
+    """The step from samples, whose state has 16 bits."""
+    if not has_toolchain(CORE):
+        return
+    yield learning_library(run, of_tones(run), "learns in 16 bits", CODES)
+
+
+def of_tones(run: Run[Settings]) -> Sounding:
+    """Trains a network on tones; beside it, features as it takes them, and sound with labels."""
+    recordings = tones(8)
+    body = body_of(run, 200, Recordings.of(*recordings.train))
+    example = Recordings.of(recordings.train[0][:1], recordings.train[1][:1]).x
+    audio, words = (each[: run.settings.steps] for each in recordings.test)
+    return body, example, (audio, words[:, None])
+
+
+def learning_library(run: Run[Settings], sounding: Sounding, name: str, dtype: str | None) -> Row:
+    """Compiles a step that learns, compares it with JAX and counts what it takes."""
+    at, (body, example, (audio, words)) = run.settings, sounding
+    step, codes, state = learner(
+        body.f, body.params, example, body.spec, optimizer=optax.sgd(at.rate), dtype=dtype
+    )
+
+    def learns(codes: Any, audio: Any, word: Any, state: Any) -> Any:
+        return step(codes, FRONT.fixed(audio)[None, :, None], word, state)
+
+    with tempfile.TemporaryDirectory() as home:
+        bundle = jaxeff_export.deploy(
+            learns, (codes, audio[0], words[0], state), target=CORE, state=("state",)
+        )
+        library = bundle.export_c(f"{home}/learns", name="learns")
+        return {
+            "library": name,
+            "steps": len(audio),
+            **_compared(library, learns, codes, state, audio, words),
+            "state": sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state)),
+            **walk.costs(library, CORE),
+        }
 
 
 def a_walk(run: Run[Settings], task: str) -> Iterator[Row]:
@@ -225,16 +285,26 @@ def a_walk(run: Run[Settings], task: str) -> Iterator[Row]:
 
 def _compared(
     library: CLibrary, learns: Any, codes: Any, state: Any, audio: np.ndarray, words: np.ndarray
-) -> tuple[int, float]:
-    """Runs a library over recordings: steps with JAX's bits, and the largest difference."""
+) -> Row:
+    """Runs a library over recordings.
+
+    Returns:
+        In how many steps all results have JAX's bits, in how many the states have them, and the
+        largest difference of logits and of learnt floats.
+    """
     calls, expected, _ = walk.in_jax(jax.jit(learns), codes, state, audio, words)
     program = ExampleProgram(library, CORE)
-    differences = [
-        max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
-        for ours, theirs in zip(program.run_all(calls), expected, strict=True)
-    ]
+    differences = []
+    for ours, theirs in zip(program.run_all(calls), expected, strict=True):
+        pairs = zip(ours, theirs, strict=True)
+        differences.append([float(np.abs(a - b.astype(np.float64)).max()) for a, b in pairs])
     program.close()
-    return sum(each == 0 for each in differences), max(differences)
+    table = np.array(differences)
+    return {
+        "same": int((table == 0).all(1).sum()),
+        "states alike": int((table[:, 1:] == 0).all(1).sum()),
+        "largest": float(table.max()),
+    }
 
 
 def of_words(report: Report) -> Any:
@@ -249,6 +319,31 @@ def of_speakers(report: Report) -> Any:
     columns = "before", "after", "else before", "else after"
     rows = h.where(part=SPEAKERS_PART)
     return h.means(rows, ("way", "examples"), columns, ("after",))(report)
+
+
+def of_states(report: Report) -> Any:
+    """Selects means over networks, of states in floats and in 16 bits."""
+    by, columns = (
+        ("way", "rate", "examples", "state in"),
+        ("new", "others", "all", "alike", "bytes"),
+    )
+    return h.means(h.where(part=STATES_PART), by, columns, ())(report)
+
+
+def halves(report: Report) -> Iterator[Row]:
+    """Selects what 16 bits make of most examples, for each way and rate."""
+    rows = {
+        (row["way"], row["rate"], row["examples"], row["state in"]): row
+        for row in of_states(report)
+    }
+    most = max((examples for *_, examples, _ in rows), default=None)
+    for (way, rate, examples, dtype), ours in rows.items():
+        if dtype == CODES and examples == most:
+            floats = rows[way, rate, examples, FLOATS]
+            yield {
+                "way": way, "rate": rate, "alike": ours["alike"],
+                "lost": floats["all"] - ours["all"], "size": ours["bytes"] / floats["bytes"],
+            }  # fmt: skip
 
 
 def compared(report: Report) -> Iterator[Row]:
@@ -284,14 +379,16 @@ def voices(report: Report) -> Iterator[Row]:
 
 COLUMNS = {
     WORDS_PART: ("way", "examples", "steps", "new", "others", "forgotten", "all"),
+    STATES_PART: ("way", "rate", "examples", "state in", "new", "others", "all", "alike", "bytes"),
     SPEAKERS_PART: ("way", "examples", "before", "after", "else before", "else after"),
     WALK: ("phase", "calls", "right", "unknown", "alarm after", "same"),
     BOARD: (
-        "library", "steps", "same", "largest", "instructions", "millijoules", "code", "parameters",
-        "workspace", "stack", "state",
+        "library", "steps", "same", "states alike", "largest", "instructions", "millijoules",
+        "code", "parameters", "workspace", "stack", "state",
     ),
 }  # fmt: skip
 LEARNS = h.where(part=BOARD, library="learns")
+LEARNS_CODES = h.where(part=BOARD, library="learns in 16 bits")
 STUDY = h.Study(
     "learning_spotter", __doc__,
     {
@@ -307,6 +404,9 @@ STUDY = h.Study(
                mark={"part": SPEAKERS_PART}),
         h.Part(lambda run: [BOARD], on_a_board, mark={"part": BOARD}),
         h.Part(lambda run: ["a walk"], a_walk, mark={"part": WALK}),
+        h.Part(lambda run: [[STATES_PART, i] for i in range(run.settings.networks)], kept_states,
+               mark={"part": STATES_PART}),
+        h.Part(lambda run: ["in 16 bits"], in_16_bits, mark={"part": BOARD}),
     ),
     (
         h.Claim("a new word of {examples} recordings: share that is recognized", "new",
@@ -325,6 +425,16 @@ STUDY = h.Study(
                 "no number", voices, "default"),
         h.Claim("learning in C: largest difference from JAX", "largest", h.at_most(1e-5),
                 "no number", LEARNS),
+        h.Claim("16 bits, {way}, rate {rate:g}: bytes over those of floats", "size",
+                h.at_most(0.52), "no number", halves),
+        h.Claim("16 bits, {way}, rate {rate:g}: recordings that get the class of floats",
+                "alike", h.at_least(0.98), "no number", halves, "default"),
+        h.Claim("16 bits, {way}, rate {rate:g}: accuracy lost", "lost", h.at_most(0.01),
+                "no number", halves, "default"),
+        h.Claim("learning in C, 16 bits: steps whose states have JAX's bits", "states alike",
+                h.equals("steps"), "{steps}", LEARNS_CODES),
+        h.Claim("learning in C, 16 bits: largest difference of logits", "largest",
+                h.at_most(1e-5), "no number", LEARNS_CODES),
         h.Claim("{phase}: calls that decide as JAX does", "same", h.equals("calls"), "{calls}",
                 h.where(part=WALK)),
         h.Claim("{phase}: alarm", lambda row: row["alarm after"] is not None, h.equals(False),
@@ -345,6 +455,8 @@ STUDY = h.Study(
     (
         h.Listing("a new word: recognized, others, and what is forgotten", COLUMNS[WORDS_PART],
                   of_words),
+        h.Listing("a new word by states of floats, and of 16 bits: classes that are alike, bytes",
+                  COLUMNS[STATES_PART], of_states),
         h.Listing("another speaker: before and after, his and of others", COLUMNS[SPEAKERS_PART],
                   of_speakers),
         h.Listing(f"a step on a {CORE}, from samples", COLUMNS[BOARD],

@@ -99,6 +99,11 @@ class Learner:
     step: Callable[[Any, jax.Array, jax.Array], Any]
     logits: Callable[[Any, jax.Array], jax.Array]
 
+    @property
+    def state_bytes(self) -> int:
+        """What the state takes in memory, and where it is kept."""
+        return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(self.begin))
+
     def all(self, orders: np.ndarray, of: Recordings) -> Any:
         """Learns recordings one after the other: a state for each row of `orders`."""
         return self._all(orders, jnp.asarray(of.x), jnp.asarray(of.y))
@@ -129,14 +134,14 @@ class Learner:
         return jax.jit(jax.vmap(lambda state, x: self.logits(state, x).argmax(-1), (0, None)))
 
 
-def way(name: str, body: Body, rate: float) -> Learner:
+def way(name: str, body: Body, rate: float, dtype: str | None = None) -> Learner:
     """Makes a learner: the library's, or one of all layers without whole numbers."""
     example = np.zeros((1, FRONT.frames(16_000), 1, FRONT.cepstra or FRONT.bands), np.int32)
     if name == FLOATS:
         return _of_floats(body, rate)
     what = ADAPTERS if name == ADAPTED else "head"
     step, codes, state = learner(
-        body.f, body.params, example, body.spec, what=what, optimizer=optax.sgd(rate)
+        body.f, body.params, example, body.spec, what=what, optimizer=optax.sgd(rate), dtype=dtype
     )
     return Learner(
         state,
