@@ -263,8 +263,33 @@ def test_extrema_keep_nan():
         return (
             x.max(1), x.min(0), x.max(), jnp.argmax(x, 1), jnp.argmin(x, 0),
             lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 1), "VALID"),
+            lax.reduce_window(x, -jnp.inf, lax.max, (2, 2), (1, 1), "SAME"),
             jnp.maximum(x, 1.0), jnp.clip(x, -1.0, 1.0),
         )  # fmt: skip
+
+    assert_agrees(extrema, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
+def test_extrema_of_windows_that_cross_an_edge(dtype):
+    """What stands outside is in no window, wherever the edge is and however far they move."""
+    x = _integers((2, 3, 7, 6), dtype) - 40  # below zero, so that padding of zeros would be seen
+    lowest, highest = (-jnp.inf, jnp.inf) if dtype != "int32" else (-(2**31), 2**31 - 1)
+    lowest, highest = (np.asarray(value, dtype) for value in (lowest, highest))
+    wide, uneven = (1, 1, 3, 3), ((0, 0), (0, 0), (2, 0), (1, 2))
+
+    def extrema(x):
+        return (
+            lax.reduce_window(x, lowest, lax.max, wide, (1, 1, 2, 2), uneven),
+            lax.reduce_window(x, highest, lax.min, wide, (1, 1, 2, 2), uneven),
+            lax.reduce_window(x, lowest, lax.max, (1, 2, 3, 2), (1, 1, 1, 2), "SAME"),
+            lax.reduce_window(x, lowest, lax.max, (2, 3, 3, 4), (1, 2, 3, 1), "VALID"),
+            # Not by rows: gaps, and edges that are cut.
+            lax.reduce_window(x, lowest, lax.max, wide, (1, 1, 1, 1), "SAME", None, (1, 1, 2, 2)),
+            lax.reduce_window(
+                x, lowest, lax.max, wide, (1, 1, 1, 1), ((0, 0), (0, 0), (-1, 1), (1, -2))
+            ),
+        )
 
     assert_agrees(extrema, x)
 

@@ -309,7 +309,59 @@ def _reduce_window(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
         total = te.compute(result_shape, element, name="reduce_window")
         return elementwise.rounded(total, node.result.type)
 
+    if _by_rows(node, inits, dims):
+        return [_extreme_by_rows(e, node, inits[0], dims)]
     return [e.te(reduce, operands[0], name="reduce_window")]
+
+
+def _by_rows(node: HloNode, inits: Sequence[HloValue], dims: Sequence[int]) -> bool:
+    """Tells whether windows are of extremes, wider than one column, and hold an edge they cross."""
+    shape = node.operands[0].type.shape
+    rank, ones = len(shape), [1] * len(shape)
+    window = integers(node.op, "window_dimensions")
+    sides = zip(padding(node.op, rank), window, strict=True)
+    # Without gaps: a window that is partly outside holds the elements next to what is outside.
+    dense = all(
+        max(integers(node.op, name, ones)) == 1 for name in ("base_dilations", "window_dilations")
+    )
+    return (
+        dense
+        and len(dims) > 1
+        and dims[-1] == rank - 1
+        and all(0 <= side < size for pair, size in sides for side in pair)
+        and _plain_body(node, inits) in ("stablehlo.maximum", "stablehlo.minimum")
+    )
+
+
+def _extreme_by_rows(e: Emitter, node: HloNode, init: HloValue, dims: Sequence[int]) -> relax.Expr:
+    """Finds windows' extremes over rows first, which are vectors, then over neighbours in these.
+
+    Outside stands the nearest element inside, which the window holds anyway: nothing to check.
+    """
+    shape, result_shape = node.operands[0].type.shape, node.results[0].type.shape
+    window = integers(node.op, "window_dimensions")
+    strides = integers(node.op, "window_strides", [1] * len(shape))
+    low = [before for before, _ in padding(node.op, len(shape))]
+    *before, last = dims
+
+    def folded(x: te.Tensor, shape_after: Sequence[int], over: Sequence[int]) -> te.Tensor:
+        axes = {d: te.reduce_axis((0, window[d]), name=f"k{d}") for d in over}
+        reducer = region_reducer(node.op, init)
+
+        def element(*index: Expr) -> Expr:
+            place = list(index)
+            for d, axis in axes.items():
+                at = index[d] * strides[d] + axis - low[d]
+                place[d] = tirx.max(tirx.min(at, shape[d] - 1), 0)
+            return reducer(_wide(x(*place)), [*axes.values()])
+
+        return te.compute(shape_after, element, name="reduce_window")
+
+    def reduce(x: te.Tensor) -> te.Tensor:
+        rows = folded(x, [*result_shape[:-1], shape[-1]], before)
+        return elementwise.rounded(folded(rows, result_shape, [last]), node.result.type)
+
+    return e.te(reduce, node.operands[0], name="reduce_window")
 
 
 def _is_plain(operands: Sequence[HloValue], inits: Sequence[HloValue]) -> bool:
