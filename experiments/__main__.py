@@ -35,6 +35,7 @@ MODULES = (
     "beyond.deep_light",
     "beyond.diffusion",
     "beyond.drift",
+    "beyond.ethos_search",
     "beyond.exits",
     "beyond.fuzz",
     "beyond.integer",

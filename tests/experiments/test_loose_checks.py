@@ -127,3 +127,39 @@ def test_a_wide_spread_makes_nothing_as_good(gap, held):
     report = Report("selective", "default", {}, [{"data": "d", "aurc": gap, "aurc tie": 1.0}])
     claim(report)
     assert [check["passed"] for check in report.checks] == [held]
+
+
+def searched_for_an_ethos(seed, gained, share=0.5):
+    shared = {"part": "searches", "seed": seed, "of weights": 0.0}
+    return [
+        {"way": way, "target": target, "share": at, "accuracy": accuracy, **shared}
+        for way, target, at, accuracy in (
+            ("whole", 1.0, 1.0, 0.9), ("MACs", 0.5, 0.5, 0.7), ("cycles", 0.5, share, 0.7 + gained)
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gained", "share", "held"),
+    [
+        ([0.05, 0.06, 0.05], 0.5, True),
+        ([0.01, 0.09, -0.02], 0.5, False),
+        ([-0.05, -0.06, -0.05], 0.5, False),
+        # What more cycles bring is no gain of being told them.
+        ([0.04, 0.05, 0.03], 0.6, False),
+    ],
+)
+def test_being_told_cycles_gains_by_two_errors_over_seeds(gained, share, held):
+    rows = [row for i, gain in enumerate(gained) for row in searched_for_an_ethos(i, gain, share)]
+    verdicts = checks("beyond.ethos_search", rows, {})
+    assert [ok for name, ok in verdicts.items() if "mean of targets" in name] == [held, held]
+
+
+@pytest.mark.parametrize(("exponent", "held"), [(0.5, True), (-0.5, False)])
+def test_a_count_that_orders_networks_otherwise_misleads(exponent, held):
+    rows = [
+        {"network": "drawn", "macs share": share, "share": share**exponent}
+        for share in (0.2, 0.4, 0.6, 0.8)
+    ]
+    verdicts = checks("beyond.ethos_search", rows, {})
+    assert [ok for name, ok in verdicts.items() if "pairs of random" in name] == [held]
