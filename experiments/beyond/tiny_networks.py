@@ -109,8 +109,8 @@ def words(reference: Reference) -> Sent:
     plain = features(audio)
     mean, deviation = plain.mean((0, 1, 2)), plain.std((0, 1, 2))
 
-    def sent(whole: np.ndarray) -> np.ndarray:
-        codes = np.round((whole - mean) / deviation / reference.step)
+    def sent(cepstra: np.ndarray) -> np.ndarray:
+        codes = np.round((cepstra - mean) / deviation / reference.step)
         return codes.clip(-128, 127).astype(np.int8).reshape(-1, *reference.shape)
 
     more = [features(moved(audio, seed)) for seed in range(3)]
@@ -211,14 +211,14 @@ def measure(run: Run[Settings], task: str) -> list[Row]:
 def accuracies(reference: Reference, learnt: Learnt, on_bytes: Callable[..., Any]) -> Row:
     """Accuracy in floats and in int8 over all that tests."""
     x, labels = learnt.test  # type: ignore[misc]
-    floats, whole = (
+    in_floats, in_int8 = (
         jax.jit(lambda x: learnt.f(learnt.params, reference.values(x)).argmax(-1)),
         jax.jit(lambda x: on_bytes(x.reshape(len(x), -1)).argmax(-1)),
     )
     parts = [(x[i : i + 500], labels[i : i + 500]) for i in range(0, len(x), 500)]
     right = {
         name: sum(int((np.asarray(f(part)) == true).sum()) for part, true in parts)
-        for name, f in (("accuracy", floats), ("int8", whole))
+        for name, f in (("accuracy", in_floats), ("int8", in_int8))
     }
     return {"tests": len(x)} | {name: count / len(x) for name, count in right.items()}
 

@@ -150,13 +150,13 @@ def test_examples_of_dense_layers_are_shared_by_threads(examples, cores, by_plan
     if by_planes:
         require_counts(target)
     case = dense(88, examples, 301, 120, (2, 2) if by_planes else (8, 8), result="codes")
-    found: list[int] = []
+    loops: list[tirx.For] = []
     for _, kernel in module_of([case], target, by_planes).functions_items():
         if isinstance(kernel, tirx.PrimFunc):
-            walk = (tirx.For, lambda loop: found.append((loop.kind, int(loop.extent))))
-            tvm_ffi.structural_walk(kernel.body, walk)
+            tvm_ffi.structural_walk(kernel.body, (tirx.For, loops.append))
+    shared = [int(loop.extent) for loop in loops if loop.kind == tirx.ForKind.PARALLEL]
     if parts is not None:  # what has no equal parts is shared by features, where these are many
-        assert [n for kind, n in found if kind == tirx.ForKind.PARALLEL] == parts
+        assert shared == parts
     hold([case], target, by_planes)
 
 
