@@ -133,7 +133,9 @@ class _Counter:
     def products(self, statement: tirx.Stmt) -> int:
         """Counts the products of a statement: both sides of branches, no starting values."""
         if isinstance(statement, tirx.For):
-            return int(statement.extent) * self.products(statement.body)
+            each = self.products(statement.body)
+            # Loops of copies may have a length that is read from memory.
+            return int(statement.extent) * each if each else 0
         if isinstance(statement, tirx.SeqStmt):
             return sum(map(self.products, statements_of(statement)))
         if isinstance(statement, s_tir.SBlockRealize):
