@@ -284,6 +284,8 @@ def test_extrema_of_windows_that_cross_an_edge(dtype):
             lax.reduce_window(x, highest, lax.min, wide, (1, 1, 2, 2), uneven),
             lax.reduce_window(x, lowest, lax.max, (1, 2, 3, 2), (1, 1, 1, 2), "SAME"),
             lax.reduce_window(x, lowest, lax.max, (2, 3, 3, 4), (1, 2, 3, 1), "VALID"),
+            lax.reduce_window(x, lowest, lax.max, (1, 1, 2, 2), (2, 2, 1, 1), "SAME"),
+            lax.reduce_window(x, highest, lax.min, (1, 3, 1, 1), (1, 1, 2, 2), "SAME"),
             # Not by rows: gaps, and edges that are cut.
             lax.reduce_window(x, lowest, lax.max, wide, (1, 1, 1, 1), "SAME", None, (1, 1, 2, 2)),
             lax.reduce_window(

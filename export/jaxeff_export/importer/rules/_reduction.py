@@ -309,13 +309,13 @@ def _reduce_window(e: Emitter, node: HloNode) -> Sequence[relax.Expr]:
         total = te.compute(result_shape, element, name="reduce_window")
         return elementwise.rounded(total, node.result.type)
 
-    if _by_rows(node, inits, dims):
-        return [_extreme_by_rows(e, node, inits[0], dims)]
+    if _holds_edges(node, inits):
+        return [_extreme(e, node, inits[0])]
     return [e.te(reduce, operands[0], name="reduce_window")]
 
 
-def _by_rows(node: HloNode, inits: Sequence[HloValue], dims: Sequence[int]) -> bool:
-    """Tells whether windows are of extremes, wider than one column, and hold an edge they cross."""
+def _holds_edges(node: HloNode, inits: Sequence[HloValue]) -> bool:
+    """Tells whether windows are of extremes, and hold the elements at an edge that they cross."""
     shape = node.operands[0].type.shape
     rank, ones = len(shape), [1] * len(shape)
     window = integers(node.op, "window_dimensions")
@@ -326,40 +326,43 @@ def _by_rows(node: HloNode, inits: Sequence[HloValue], dims: Sequence[int]) -> b
     )
     return (
         dense
-        and len(dims) > 1
-        and dims[-1] == rank - 1
         and all(0 <= side < size for pair, size in sides for side in pair)
         and _plain_body(node, inits) in ("stablehlo.maximum", "stablehlo.minimum")
     )
 
 
-def _extreme_by_rows(e: Emitter, node: HloNode, init: HloValue, dims: Sequence[int]) -> relax.Expr:
-    """Finds windows' extremes over rows first, which are vectors, then over neighbours in these.
+def _extreme(e: Emitter, node: HloNode, init: HloValue) -> relax.Expr:
+    """Finds windows' extremes.
 
     Outside stands the nearest element inside, which the window holds anyway: nothing to check.
+    Windows along rows are folded over rows first, which are vectors, then over neighbours in these.
     """
     shape, result_shape = node.operands[0].type.shape, node.results[0].type.shape
+    rank = len(shape)
     window = integers(node.op, "window_dimensions")
-    strides = integers(node.op, "window_strides", [1] * len(shape))
-    low = [before for before, _ in padding(node.op, len(shape))]
-    *before, last = dims
+    strides = integers(node.op, "window_strides", [1] * rank)
+    low = [before for before, _ in padding(node.op, rank)]
 
-    def folded(x: te.Tensor, shape_after: Sequence[int], over: Sequence[int]) -> te.Tensor:
-        axes = {d: te.reduce_axis((0, window[d]), name=f"k{d}") for d in over}
+    def folded(x: te.Tensor, shape_after: Sequence[int], dims: Sequence[int]) -> te.Tensor:
+        axes = {d: te.reduce_axis((0, window[d]), name=f"k{d}") for d in dims if window[d] != 1}
         reducer = region_reducer(node.op, init)
 
         def element(*index: Expr) -> Expr:
             place = list(index)
-            for d, axis in axes.items():
-                at = index[d] * strides[d] + axis - low[d]
+            for d in dims:
+                at = index[d] * strides[d] + axes.get(d, 0) - low[d]
                 place[d] = tirx.max(tirx.min(at, shape[d] - 1), 0)
             return reducer(_wide(x(*place)), [*axes.values()])
 
         return te.compute(shape_after, element, name="reduce_window")
 
+    *others, last = range(rank)
+
     def reduce(x: te.Tensor) -> te.Tensor:
-        rows = folded(x, [*result_shape[:-1], shape[-1]], before)
-        return elementwise.rounded(folded(rows, result_shape, [last]), node.result.type)
+        if window[last] != 1 and any(window[d] != 1 for d in others):
+            rows = folded(x, [*result_shape[:-1], shape[-1]], others)
+            return elementwise.rounded(folded(rows, result_shape, [last]), node.result.type)
+        return elementwise.rounded(folded(x, result_shape, range(rank)), node.result.type)
 
     return e.te(reduce, node.operands[0], name="reduce_window")
 
