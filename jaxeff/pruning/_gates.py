@@ -1,28 +1,22 @@
-"""What training adds so that channels can go: gates that are learnt, and penalties.
+"""What is added to training so that channels can be removed after it: gates, and penalties.
 
-`HardConcrete` and `DropoutGates` are gates on channels, that open and close or are dropped at rates
-that are learnt. Penalties make whole channels small, `group_lasso` by all their weights, `slimming`
-by the scales of normalizations alone.
-
-A gradient step makes norms small but never zero; `prune_plan` with a score (`l2`,
-`batch_norm_scale`) then removes what is smallest.
+`HardConcrete` and `DropoutGates` multiply channels by gates that are learnt with the parameters:
+they draw a `Plan` of numbers (`_plan`) for each step, and end as a plan of booleans. `group_lasso`
+and `slimming` are terms of a loss that make channels small, by all their weights or by the scales
+of normalizations; a gradient step never makes them zero, so `prune_plan` with a score (`l2`,
+`batch_norm_scale`) removes the smallest.
 
 Sharp edges:
     One gate is drawn for a whole batch, as the papers do; per weight, and per example by local
     reparametrization, it is `jaxeff.pruning.sparsity.variational_dropout`.
     A parameter that two groups share counts for both: the expectation is an upper bound.
-
-Sources: Louizos et al., "Learning Sparse Neural Networks through L0 Regularization",
-arXiv:1712.01312, section 2. Molchanov et al., "Variational Dropout Sparsifies Deep Neural
-Networks", arXiv:1701.05369; of groups, Louizos et al., "Bayesian Compression for Deep Learning",
-arXiv:1705.08665, section 3.1.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,46 +31,28 @@ from jaxeff.pruning.dependencies import Channels, Group, PlanError, leaf_path, m
 from jaxeff.pruning.scores import scales
 
 TAU, GAMMA, ZETA = 2 / 3, -0.1, 1.1
+"""Temperature, and the ends of the interval that a gate is stretched to before it is clipped."""
 _SHIFT = TAU * math.log(-GAMMA / ZETA)
-
-
-def open_probability(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Computes the probability that a gate isn't closed."""
-    return jax.nn.sigmoid(phi - _SHIFT)
-
-
-def gate_location(probability: float) -> float:
-    """Computes the location of gates that aren't closed with a given probability."""
-    return math.log(probability / (1 - probability)) + _SHIFT
-
-
-def hard_concrete(key: PRNGKeyArray, phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Draws a gate for each location."""
-    # Never zero, and by log1p: the logit is finite, and precise for small u.
-    u = jax.random.uniform(key, phi.shape, phi.dtype, jnp.finfo(phi.dtype).tiny)
-    s = jax.nn.sigmoid((jnp.log(u) - jnp.log1p(-u) + phi) / TAU)
-    return jnp.clip(s * (ZETA - GAMMA) + GAMMA, 0, 1)
-
-
-def deterministic_gates(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Computes the gate at test time, without a draw (eq. 13)."""
-    return jnp.clip(jax.nn.sigmoid(phi) * (ZETA - GAMMA) + GAMMA, 0, 1)
 
 
 @core.register_setting
 @dataclass(frozen=True, eq=False)
 class HardConcrete(core.Setting):
-    """Gates on groups of channels, that open and close.
+    """Gates in [0, 1] on groups of channels, often exactly 0 or 1, learnt by gradients.
 
-    They open or close at a price for open ones: every channel has a gate z in [0, 1] that is
-    exactly zero with a probability that is learnt, and the loss has the expected number of what is
-    left added, which is differentiable:
+    For a location phi and uniform u, a gate is
+
+    ```text
+    z = clip((ZETA - GAMMA) sigmoid((log(u / (1 - u)) + phi) / TAU) + GAMMA, 0, 1)
+    ```
+
+    which isn't zero with probability sigmoid(phi - TAU log(-GAMMA / ZETA)), where TAU = 2/3, GAMMA
+    = -0.1 and ZETA = 1.1. So the expected number of what is left, `expected`, is differentiable,
+    and a term of the loss; n_g is how many parameters a channel of group g takes along:
 
     ```text
     E |.|_0 = sum_g n_g sum_c P(z_gc > 0)
     ```
-
-    with n_g the parameters that a channel of group g takes along (or one).
 
     ```python
     import jax
@@ -108,15 +84,9 @@ class HardConcrete(core.Setting):
     The last line has the smaller model with its gates in it; `pruned(f, plan)` is the one without,
     to be trained on.
 
-    Gates are between 0 and 1, often exactly 0 or 1, and learnt by gradients.
-    For a location phi and uniform u,
-
-    ```text
-    z = clip((ZETA - GAMMA) sigmoid((log(u / (1 - u)) + phi) / TAU) + GAMMA, 0, 1)
-    ```
-
-    with TAU = 2/3, GAMMA = -0.1 and ZETA = 1.1 isn't zero with probability
-    sigmoid(phi - TAU log(-GAMMA / ZETA)) (Louizos et al., eqs. 10 to 13).
+    References:
+        Louizos et al., "Learning Sparse Neural Networks through L0 Regularization",
+        arXiv:1712.01312, section 2, eqs. 10 to 13.
 
     Attributes:
         location: phi by group, `[channels]`: what is learnt.
@@ -165,7 +135,7 @@ class HardConcrete(core.Setting):
         return {name: open_probability(phi) for name, phi in self.location.items()}
 
     def expected(self, of: str = "parameters") -> Float[Array, ""]:
-        """Returns what a loss adds: how much is expected to be left.
+        """Returns how much is expected to be left, which a loss adds times a price.
 
         Args:
             of: "parameters", or "channels" that count one each.
@@ -174,9 +144,32 @@ class HardConcrete(core.Setting):
         total = jnp.zeros((), jnp.float32)
         for name, probability in self.openness.items():
             # The probability is a closed form of the location: its gradient needs no draw.
-            price = self.channels[name].parameters if of == "parameters" else 1
-            total = total + price * probability.sum().astype(jnp.float32)
+            size = self.channels[name].parameters if of == "parameters" else 1
+            total = total + size * probability.sum().astype(jnp.float32)
         return total
+
+
+def open_probability(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Computes the probability that a gate isn't zero (Louizos et al., eq. 12)."""
+    return jax.nn.sigmoid(phi - _SHIFT)
+
+
+def gate_location(probability: float) -> float:
+    """Computes the location of gates that are nonzero with a probability, in (0, 1)."""
+    return math.log(probability / (1 - probability)) + _SHIFT
+
+
+def hard_concrete(key: PRNGKeyArray, phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Draws a gate in [0, 1] for each location (eqs. 10 and 11)."""
+    # Never zero, and by log1p: the logit is finite, and precise for small u.
+    u = jax.random.uniform(key, phi.shape, phi.dtype, jnp.finfo(phi.dtype).tiny)
+    s = jax.nn.sigmoid((jnp.log(u) - jnp.log1p(-u) + phi) / TAU)
+    return jnp.clip(s * (ZETA - GAMMA) + GAMMA, 0, 1)
+
+
+def deterministic_gates(phi: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Computes the gate at test time, without a draw (eq. 13)."""
+    return jnp.clip(jax.nn.sigmoid(phi) * (ZETA - GAMMA) + GAMMA, 0, 1)
 
 
 def gated_groups(channels: Channels, groups: Collection[str] | None) -> list[Group]:
@@ -184,6 +177,7 @@ def gated_groups(channels: Channels, groups: Collection[str] | None) -> list[Gro
 
     Raises:
         KeyError: There is none of a name.
+        PlanError: A group can't lose channels.
     """
     if groups is None:
         return list(channels.free)
@@ -201,32 +195,19 @@ def group_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
 
 
 THRESHOLD = 3.0
-"""Beyond this log alpha a channel or weight is removed (section 5)."""
+"""Beyond this log alpha a channel or weight is removed (Molchanov et al., section 5)."""
 
 _K1, _K2, _K3 = 0.63576, 1.87320, 1.48695
-
-
-def dropout_divergence(log_alpha: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns the divergence from the log-uniform prior, of every log alpha; zero as alpha grows.
-
-    ```text
-    k1 - k1 sigmoid(k2 + k3 log alpha) + log(1 + 1 / alpha) / 2
-    ```
-    """
-    # k1 - k1 sigmoid(z) = k1 sigmoid(-z), and log(1 + 1/alpha) = softplus(-log alpha): neither
-    # cancels where the divergence is small.
-    return _K1 * jax.nn.sigmoid(-_K2 - _K3 * log_alpha) + 0.5 * jax.nn.softplus(-log_alpha)
 
 
 @core.register_setting
 @dataclass(frozen=True, eq=False)
 class DropoutGates(core.Setting):
-    """Gaussian gates on groups of channels.
+    """Gaussian dropout on groups of channels, at rates that are learnt.
 
-    This is Gaussian dropout on channels whose rates are learnt: each is multiplied by z ~ N(mu,
-    alpha mu^2). With the improper prior p(|z|) ~ 1 / |z| the divergence from it depends on alpha
-    alone, up to a constant; a channel whose log alpha grows beyond 3 (a dropout rate above .95)
-    carries noise, and is removed.
+    A channel is multiplied by z ~ N(mu, alpha mu^2). With the improper prior p(|z|) ~ 1 / |z| the
+    divergence from it depends on alpha alone, up to a constant; a channel whose log alpha grows
+    beyond 3 (a dropout rate above .95) carries noise, and is removed.
 
     ```python
     import jax
@@ -253,7 +234,10 @@ class DropoutGates(core.Setting):
     plan = gates.plan()
     ```
 
-    The divergence is Molchanov et al.'s approximation (eq. 14), within a hundredth of the integral.
+    References:
+        Molchanov et al., "Variational Dropout Sparsifies Deep Neural Networks", arXiv:1701.05369;
+        of groups Louizos et al., "Bayesian Compression for Deep Learning", arXiv:1705.08665,
+        section 3.1.
 
     Attributes:
         mean: mu by group, `[channels]`.
@@ -274,7 +258,7 @@ class DropoutGates(core.Setting):
 
         Args:
             channels: The model's groups.
-            log_alpha: The first rates.
+            log_alpha: The rate that all channels start with, as log alpha.
             groups: The names of the groups with gates; all free ones without them.
 
         Raises:
@@ -291,7 +275,7 @@ class DropoutGates(core.Setting):
 
     @property
     def log_alpha(self) -> dict[str, Float[Array, " channels"]]:
-        """The rates."""
+        """The logarithm of every channel's rate alpha."""
         return {name: log_rate(self.mean[name], v) for name, v in self.log_variance.items()}
 
     def draw(self, key: PRNGKeyArray) -> Plan:
@@ -304,21 +288,35 @@ class DropoutGates(core.Setting):
         return Plan(drawn, self.channels)
 
     def deterministic(self, threshold: float = THRESHOLD) -> Plan:
-        """Returns the means, zero where a rate is beyond the threshold."""
-        keep = {n: jnp.where(a < threshold, self.mean[n], 0.0) for n, a in self.log_alpha.items()}
-        return Plan(keep, self.channels)
+        """Returns the means as gates, zero where log alpha is beyond the threshold."""
+        gates = {n: jnp.where(a < threshold, self.mean[n], 0.0) for n, a in self.log_alpha.items()}
+        return Plan(gates, self.channels)
 
     def plan(self, threshold: float = THRESHOLD) -> Plan:
-        """Returns the channels whose rates are below the threshold."""
+        """Returns the plan that keeps the channels whose log alpha is below the threshold."""
         keep = {name: alpha < threshold for name, alpha in self.log_alpha.items()}
         return Plan(keep, self.channels)
 
     def penalty(self) -> Float[Array, ""]:
-        """Returns the loss's penalty, divided by the number of training examples."""
+        """Returns the divergence of all gates, to be divided by the number of training examples."""
         total = jnp.zeros((), jnp.float32)
         for alpha in self.log_alpha.values():
             total = total + dropout_divergence(alpha).sum()
         return total
+
+
+def dropout_divergence(log_alpha: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Computes the divergence from the log-uniform prior by log alpha; zero as alpha grows.
+
+    ```text
+    k1 - k1 sigmoid(k2 + k3 log alpha) + log(1 + 1 / alpha) / 2
+    ```
+
+    This is Molchanov et al.'s approximation (eq. 14), within a hundredth of the integral.
+    """
+    # k1 - k1 sigmoid(z) = k1 sigmoid(-z), and log(1 + 1/alpha) = softplus(-log alpha): neither
+    # cancels where the divergence is small.
+    return _K1 * jax.nn.sigmoid(-_K2 - _K3 * log_alpha) + 0.5 * jax.nn.softplus(-log_alpha)
 
 
 def log_rate(
@@ -326,8 +324,8 @@ def log_rate(
 ) -> Float[Array, "*shape"]:
     """Computes log alpha of a mean and a variance; finite with finite gradient at zero."""
     # A mean of zero has an infinite rate: the term added keeps its gradient finite.
-    least = jnp.asarray(1e-8, mean.dtype)
-    return log_variance - jnp.log(least + jnp.square(mean))
+    epsilon = jnp.asarray(1e-8, mean.dtype)
+    return log_variance - jnp.log(epsilon + jnp.square(mean))
 
 
 @core.validate(channels=core.instance_of(Channels))
@@ -377,15 +375,17 @@ def group_lasso(params: Any, channels: Channels) -> Float[Array, ""]:
                 continue
             index = membership(channels.leaves[member.path][member.axis], dimension)
             values = jnp.square(leaves[member.path].astype(jnp.float32))
-            if group.size > 1 and _earlier(group.members, member):
+            earlier_axes = _earlier_axes(group.members, member)
+            if group.size > 1 and earlier_axes:
                 # An entry that two axes of a kernel put into one channel counts once.
-                values = jnp.where(_same(channels, group.members, member, dimension), 0.0, values)
-            along = values.sum([i for i in range(values.ndim) if i != member.axis])
+                values = jnp.where(_counted(channels, member, earlier_axes, dimension), 0.0, values)
+            along_axis = values.sum([i for i in range(values.ndim) if i != member.axis])
+            # Another part of a concatenation is in no channel of the group: -1.
             inside = np.flatnonzero(index >= 0)
-            squares = squares.at[index[inside]].add(along[inside])
+            squares = squares.at[index[inside]].add(along_axis[inside])
         # The root of zero has an infinite slope: a removed channel gets a gradient of zero instead.
-        some = squares > 0
-        norms = jnp.where(some, jnp.sqrt(jnp.where(some, squares, 1.0)), 0.0)
+        nonzero = squares > 0
+        norms = jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, squares, 1.0)), 0.0)
         # sqrt(n_g) makes large and small channels comparable (Yuan and Lin, eq. 2.1).
         total = total + np.float32(np.sqrt(group.parameters)) * norms.sum()
     return total
@@ -434,22 +434,23 @@ def _by_path(params: Any, channels: Channels) -> Mapping[str, Any]:
     return {path: leaf for path, leaf in by_path.items() if path is not None}
 
 
-def _earlier(members: Any, member: Any) -> bool:
-    return any(m.path == member.path and m.axis < member.axis for m in members)
+def _earlier_axes(members: Any, member: Any) -> list[int]:
+    """Lists the axes before a member's, of the same parameter, that have the group's channels."""
+    return [m.axis for m in members if m.path == member.path and m.axis < member.axis]
 
 
-def _same(channels: Channels, members: Any, member: Any, dimension: Any) -> np.ndarray:
-    """Marks entries that an earlier axis has put into the same channel already."""
+def _counted(
+    channels: Channels, member: Any, earlier_axes: Sequence[int], dimension: Any
+) -> np.ndarray:
+    """Marks entries of a parameter that an earlier axis has put into the same channel already."""
     axes = channels.leaves[member.path]
-    here = _along(membership(axes[member.axis], dimension), member.axis, len(axes))
-    repeated = np.zeros(tuple(axis.size for axis in axes), bool)
-    for m in members:
-        if m.path == member.path and m.axis < member.axis:
-            repeated |= (_along(membership(axes[m.axis], dimension), m.axis, len(axes)) == here) & (
-                here >= 0
-            )
-    return repeated
 
+    def channel_along(axis: int) -> np.ndarray:
+        shape = [-1 if i == axis else 1 for i in range(len(axes))]
+        return membership(axes[axis], dimension).reshape(shape)
 
-def _along(index: np.ndarray, axis: int, rank: int) -> np.ndarray:
-    return index.reshape([-1 if i == axis else 1 for i in range(rank)])
+    channel = channel_along(member.axis)
+    counted = np.zeros(tuple(axis.size for axis in axes), bool)
+    for axis in earlier_axes:
+        counted |= (channel_along(axis) == channel) & (channel >= 0)
+    return counted

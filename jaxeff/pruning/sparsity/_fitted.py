@@ -1,77 +1,13 @@
-"""Masks that are fitted: after training by data (OBS, Wanda), or in training (variational dropout).
+"""Masks that are fitted to data or in training, rather than read off the weights' sizes.
 
-`optimal_brain_surgeon` removes weights one by one, each made good by those that are left. For one
-layer, min over W' with zeros of sum |x W - x W'|^2 has the Hessian H = 2 X^T X, the same
-for every output. The weight of an output that costs least goes, and the others move:
-
-```text
-cost = w_p^2 / (2 [H^-1]_pp)        dw = -w_p / [H^-1]_pp  H^-1 e_p
-```
-
-with H^-1 that of the inputs left to this output. Steps are taken from all outputs in the order of
-their costs until the share is reached (`Magnitude`), or within every block (`NofM`). What is left
-has then its best values, for the error is quadratic.
-
-```python
-from jaxeff.compression import quantized
-from jaxeff.nn import small_classifier
-from jaxeff.pruning.sparsity import Magnitude, optimal_brain_surgeon
-
-f, params, (x, y) = small_classifier()
-f, params, spec = optimal_brain_surgeon(f, params, x, {"fc2": Magnitude(0.5)})
-logits = quantized(f, spec)(params, x)     # the zeros are in the parameters already
-```
-
-By `wanda` the weights go that are small times what they multiply, output by output. The score of
-weight w_ij is |w_ij| ||x_j||_2, with the norm of input j over a batch; weights compare with those
-of the same output (Sun et al., eq. 1). None that stays is changed.
-
-```python
-from jaxeff.compression import Uniform
-from jaxeff.pruning.sparsity import NofM, wanda
-
-f, params, (x, y) = small_classifier()
-f, params, spec = wanda(f, params, x, {"fc2": NofM(2, 4)})
-logits = quantized(f, spec)(params, x)                                # the zeros are there already
-eight = quantized(f, {"fc2": NofM(2, 4, values=Uniform(8, symmetric=True))})(params, x)
-```
-
-`variational_dropout` is Gaussian dropout on every weight, with a rate that is learnt. A weight is
-N(theta, alpha theta^2). Theta is the parameter, and the logarithm of the variance is learnt beside
-it. Not weights are drawn but what they sum to, for every example anew (local reparametrization): a
-layer's result has the mean x theta and the variance x^2 sigma^2.
-
-```python
-import jax
-import optax
-from jaxeff.pruning.sparsity import kept_weights, log_variances, variational_dropout
-from jaxeff.training import fit, stateless
-
-f, params, data = small_classifier()
-g = variational_dropout(f)
-
-def loss(key, learnt, batch):
-    logits, divergence = g(key, *learnt, batch[0])
-    fit = optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
-    return fit + divergence / len(data[1])
-
-learnt = params, log_variances(f, params, data[0], ["*:linear"])
-run = fit(jax.random.key(0), stateless(loss), learnt, data,
-          optimizer=optax.adam(1e-3), epochs=1, batch_size=64)
-spec = kept_weights(f, *run.params, data[0])            # masks, where log alpha < 3
-logits = quantized(f, spec)(run.params[0], data[0])
-```
+After training, `optimal_brain_surgeon` and `wanda` choose the weights of a layer by what it reads;
+during training, `variational_dropout` learns a rate of noise for each weight, and `kept_weights`
+makes masks of the rates. Masks of magnitude alone, and the settings that say how many weights go,
+are in `_masks`. All of them end as specs of `jaxeff.compression.quantized`.
 
 Sharp edges:
     The surgeon is host code in float64: a layer of d inputs takes d^3 operations per output.
-    Its layers are taken in order; each reads what those before it, pruned, give it.
-
-References:
-    Hassibi and Stork, "Optimal Brain Surgeon", NIPS 1992; layer by layer Dong et al.,
-    arXiv:1705.07565; exact and by outputs Frantar and Alistarh, "Optimal Brain Compression",
-    arXiv:2208.11580, algorithms 1 and 2. Sun et al., "A Simple and Effective Pruning Approach for
-    Large Language Models", arXiv:2306.11695. Molchanov et al., "Variational Dropout Sparsifies Deep
-    Neural Networks", arXiv:1701.05369.
+    Layers are taken in order; each reads what those before it, pruned, give it.
 """
 
 import heapq
@@ -102,7 +38,17 @@ def optimal_brain_surgeon(
     *,
     damping: float = 1e-4,
 ) -> PostTrained:
-    """Removes weights by the second-order statistics of what their layers read.
+    """Removes weights one by one, and moves those that are left so that they make up for it.
+
+    ```python
+    from jaxeff.compression import quantized
+    from jaxeff.nn import small_classifier
+    from jaxeff.pruning.sparsity import Magnitude, optimal_brain_surgeon
+
+    f, params, (x, y) = small_classifier()
+    f, params, spec = optimal_brain_surgeon(f, params, x, {"fc2": Magnitude(0.5)})
+    logits = quantized(f, spec)(params, x)     # the zeros are in the parameters already
+    ```
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -119,38 +65,63 @@ def optimal_brain_surgeon(
         TypeError: A method is another one.
         ValueError: The batch is empty or not finite, nothing has weights to remove, or a weight
             isn't one parameter's entries.
+
+    References:
+        Hassibi and Stork, "Optimal Brain Surgeon", NIPS 1992; layer by layer Dong et al.,
+        arXiv:1705.07565; exact and by outputs Frantar and Alistarh, "Optimal Brain Compression",
+        arXiv:2208.11580, algorithms 1 and 2.
     """
     check_number("optimal_brain_surgeon: damping", damping, above=0)
 
     def solve(problem: RoundingProblem) -> Matrix:
-        method, at = share_of("optimal_brain_surgeon", problem), problem.at
-        # In float64: n rank-one updates of an inverse lose several digits.
-        hessian = np.asarray(at.moment(problem.quantized, problem.quantized), np.float64)
-        weights = np.asarray(problem.weights, np.float64)
-        for h in hessian:
-            mean = np.diag(h).mean()
-            h[np.diag_indices(len(h))] += damping * mean if mean > 0 else 1.0
-        columns = [
-            (h, w[:, o]) for h, w in zip(hessian, weights, strict=True) for o in range(w.shape[1])
-        ]
-        if isinstance(method, NofM):
-            blocks = at.contraction.matrix(
-                method.blocks(at.contraction.weight_shape, problem.tensor)
-            )
-            numbers = [b[:, o] for b in blocks for o in range(b.shape[1])]
-            gone = [
-                removal(h, w, number, method.m - method.n)[0]
-                for (h, w), number in zip(columns, numbers, strict=True)
-            ]
-        else:
-            kept = round((1 - float(method.fraction)) * weights.size)
-            gone = cheapest([removal(h, w) for h, w in columns], weights.size - kept)
-        new = [refitted(h, w, out) for (h, w), out in zip(columns, gone, strict=True)]
-        groups, inputs, outputs = weights.shape
-        refitted_weights = np.stack(new).reshape(groups, outputs, inputs).swapaxes(1, 2)
-        return np.asarray(refitted_weights, np.float32)  # type: ignore[return-value]
+        return _after_surgery(problem, damping)
 
     return on_grids("optimal_brain_surgeon", f, params, batch, spec, solve)
+
+
+def _after_surgery(problem: RoundingProblem, damping: float) -> Matrix:
+    """Removes the weights of one layer that cost least, and fits those that are left.
+
+    For one layer, min over W' with zeros of sum |x W - x W'|^2 has the Hessian H = 2 X^T X, the
+    same for every output. The weight of an output that costs least goes, and the others move:
+
+    ```text
+    cost = w_p^2 / (2 [H^-1]_pp)        dw = -w_p / [H^-1]_pp  H^-1 e_p
+    ```
+
+    with H^-1 that of the inputs left to this output. Steps are taken from all outputs in the order
+    of their costs until the share is reached (`Magnitude`), or within every block (`NofM`). What is
+    left has then its best values, for the error is quadratic.
+    """
+    method, layer = share_of("optimal_brain_surgeon", problem), problem.at
+    # In float64: n rank-one updates of an inverse lose several digits.
+    hessian = np.asarray(layer.moment(problem.quantized, problem.quantized), np.float64)
+    weights = np.asarray(problem.weights, np.float64)
+    # An input that is never active makes H singular: its diagonal is raised.
+    for h in hessian:
+        mean = np.diag(h).mean()
+        h[np.diag_indices(len(h))] += damping * mean if mean > 0 else 1.0
+    columns = [
+        (h, w[:, o]) for h, w in zip(hessian, weights, strict=True) for o in range(w.shape[1])
+    ]
+    if isinstance(method, NofM):
+        blocks = layer.contraction.matrix(
+            method.blocks(layer.contraction.weight_shape, problem.tensor)
+        )
+        block_columns = [b[:, o] for b in blocks for o in range(b.shape[1])]
+        removed = [
+            removal(h, w, block_column, method.m - method.n)[0]
+            for (h, w), block_column in zip(columns, block_columns, strict=True)
+        ]
+    else:
+        kept = round((1 - float(method.fraction)) * weights.size)
+        removed = cheapest([removal(h, w) for h, w in columns], weights.size - kept)
+    refitted_columns = [
+        refitted(h, w, inputs) for (h, w), inputs in zip(columns, removed, strict=True)
+    ]
+    groups, inputs, outputs = weights.shape
+    refitted_weights = np.stack(refitted_columns).reshape(groups, outputs, inputs).swapaxes(1, 2)
+    return np.asarray(refitted_weights, np.float32)  # type: ignore[return-value]
 
 
 def share_of(where: str, problem: RoundingProblem) -> Magnitude | NofM:
@@ -165,21 +136,21 @@ def share_of(where: str, problem: RoundingProblem) -> Magnitude | NofM:
 
 
 def removal(
-    h: np.ndarray, w: np.ndarray, blocks: np.ndarray | None = None, most: int = 0
+    h: np.ndarray, w: np.ndarray, blocks: np.ndarray | None = None, removed_per_block: int = 0
 ) -> tuple[list[int], list[float]]:
     """Returns the weights of one output in the order in which they go, and what each step costs.
 
-    `h` is H, `[inputs, inputs]`, regular. `blocks` is the block of each input, of which at most
-    `most` weights may go; without it all are one, and all go.
+    `h` is H, `[inputs, inputs]`, regular. `blocks` is the number of each input's block, in which
+    `removed_per_block` weights go; without it all are in one, and all go.
     """
     inverse, w = np.linalg.inv(h), w.copy()
-    left = {} if blocks is None else dict.fromkeys(blocks.tolist(), most)
-    open_ = np.ones(len(w), bool)
+    quota = {} if blocks is None else dict.fromkeys(blocks.tolist(), removed_per_block)
+    removable = np.ones(len(w), bool)
     order, costs = [], []
-    while open_.any():
+    while removable.any():
         # The factor 1/2 of the cost is left out: it changes no order.
-        diagonal = np.where(open_, np.diag(inverse), 1.0)
-        cost = np.where(open_, w**2 / diagonal, np.inf)
+        diagonal = np.where(removable, np.diag(inverse), 1.0)
+        cost = np.where(removable, w**2 / diagonal, np.inf)
         p = int(np.argmin(cost))
         order.append(p)
         costs.append(float(cost[p]))
@@ -188,11 +159,11 @@ def removal(
         w = w - w[p] / row[p] * row
         inverse = inverse - np.outer(row, row) / row[p]
         # Exactly zero, not up to rounding.
-        w[p], open_[p] = 0.0, False
+        w[p], removable[p] = 0.0, False
         if blocks is not None:
-            left[int(blocks[p])] -= 1
-            if not left[int(blocks[p])]:
-                open_ &= blocks != blocks[p]
+            quota[int(blocks[p])] -= 1
+            if not quota[int(blocks[p])]:
+                removable &= blocks != blocks[p]
     return order, costs
 
 
@@ -202,20 +173,20 @@ def cheapest(removals: list[tuple[list[int], list[float]]], count: int) -> list[
     # merges their traces in O(count log outputs) (Optimal Brain Compression, algorithm 2).
     heap = [(costs[0], o, 0) for o, (_, costs) in enumerate(removals) if costs]
     heapq.heapify(heap)
-    taken = [0] * len(removals)
+    steps_taken = [0] * len(removals)
     for _ in range(count):
-        _, o, k = heapq.heappop(heap)
-        taken[o] = k + 1
-        if k + 1 < len(removals[o][1]):
-            heapq.heappush(heap, (removals[o][1][k + 1], o, k + 1))
-    return [order[:n] for (order, _), n in zip(removals, taken, strict=True)]
+        _, o, step = heapq.heappop(heap)
+        steps_taken[o] = step + 1
+        if step + 1 < len(removals[o][1]):
+            heapq.heappush(heap, (removals[o][1][step + 1], o, step + 1))
+    return [order[:n] for (order, _), n in zip(removals, steps_taken, strict=True)]
 
 
-def refitted(h: np.ndarray, w: np.ndarray, gone: list[int]) -> np.ndarray:
+def refitted(h: np.ndarray, w: np.ndarray, removed: list[int]) -> np.ndarray:
     """Returns the optimal weights of an output without some: the result of all steps."""
     # One solve instead of the accumulated updates: the same optimum without their rounding errors.
     keep = np.ones(len(w), bool)
-    keep[gone] = False
+    keep[removed] = False
     new = np.zeros_like(w)
     if keep.any():
         new[keep] = np.linalg.solve(h[np.ix_(keep, keep)], h[keep] @ w)
@@ -230,7 +201,20 @@ _SLACK = 1e-6
 def wanda(f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Any]) -> PostTrained:
     """Removes weights by their magnitude times the norm of what they multiply.
 
-    Layers are taken in order; each reads what those before it, pruned, give it.
+    The score of weight w_ij is |w_ij| ||x_j||_2, with the norm of input j over the batch; weights
+    compare with those of the same output (eq. 1). None that stays is changed.
+
+    ```python
+    from jaxeff.compression import Uniform, quantized
+    from jaxeff.nn import small_classifier
+    from jaxeff.pruning.sparsity import NofM, wanda
+
+    f, params, (x, y) = small_classifier()
+    f, params, spec = wanda(f, params, x, {"fc2": NofM(2, 4)})
+    logits = quantized(f, spec)(params, x)     # the zeros are in the parameters already
+    eight_bits = NofM(2, 4, values=Uniform(8, symmetric=True))
+    logits = quantized(f, {"fc2": eight_bits})(params, x)     # the same zeros, the rest in 8 bits
+    ```
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -246,16 +230,20 @@ def wanda(f: Callable[..., Any], params: Any, batch: Any, spec: Mapping[str, Any
         TypeError: A method is another one.
         ValueError: The batch is empty or not finite, nothing has weights to remove, or a weight
             isn't one parameter's entries.
+
+    References:
+        Sun et al., "A Simple and Effective Pruning Approach for Large Language Models",
+        arXiv:2306.11695.
     """
 
     def solve(problem: RoundingProblem) -> Matrix:
-        method, at = share_of("wanda", problem), problem.at
+        method, layer = share_of("wanda", problem), problem.at
         # The mean in the place of the sum: both give the same order.
-        norms = np.sqrt(np.asarray(at.squares(problem.quantized), np.float64))
+        norms = np.sqrt(np.asarray(layer.squares(problem.quantized), np.float64))
         scores = np.abs(np.asarray(problem.weights, np.float64)) * norms[:, :, None]
         if isinstance(method, NofM):
-            weight = at.contraction.weight(scores.astype(np.float32))
-            mask = at.contraction.matrix(method.mask(weight, problem.tensor))
+            weight = layer.contraction.weight(scores.astype(np.float32))
+            mask = layer.contraction.matrix(method.mask(weight, problem.tensor))
         else:
             # Rounded down, so that a mask of the whole array by magnitude keeps all of them.
             kept = int((1 - float(method.fraction)) * scores.shape[1] + _SLACK)
@@ -275,6 +263,14 @@ def log_variances(
 ) -> dict[str, Float[Array, "..."]]:
     """Initializes the learned log variances, log sigma^2, of the weights of some layers.
 
+    ```python
+    from jaxeff.nn import small_classifier
+    from jaxeff.pruning.sparsity import log_variances
+
+    f, params, (x, y) = small_classifier()
+    assert log_variances(f, params, x, ["fc2"])["fc2"].shape == (32, 10)     # as the kernel
+    ```
+
     Args:
         f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
@@ -292,15 +288,12 @@ def log_variances(
     args = as_arguments(batch)
     program = trace(f, params, *args)
     chosen = set(matching(patterns, program))
-    log_variance = {
-        layer.base: jnp.full(
-            layer.inputs[layer.weights[0]].aval.shape,
-            start,
-            layer.inputs[layer.weights[0]].aval.dtype,
-        )
+    weights = {
+        layer.base: layer.inputs[layer.weights[0]].aval
         for layer in program.layers
-        if layer.site in chosen and _takes(layer)
+        if layer.site in chosen and _has_one_weight(layer)
     }
+    log_variance = {site: jnp.full(w.shape, start, w.dtype) for site, w in weights.items()}
     if not log_variance:
         raise ValueError(
             f"{list(patterns)} match no layer outside loops that multiplies by one weight."
@@ -309,7 +302,35 @@ def log_variances(
 
 
 def variational_dropout(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the model with learnt Gaussian dropout on weights.
+    """Returns the model with Gaussian dropout on every weight, at rates that are learnt.
+
+    A weight is N(theta, alpha theta^2): theta is the parameter, and log(alpha theta^2) is learnt
+    beside it. Instead of weights their sums are drawn, for every example anew (local
+    reparametrization): a layer's result has the mean x theta and the variance x^2 sigma^2.
+
+    ```python
+    import jax
+    import optax
+
+    from jaxeff.compression import quantized
+    from jaxeff.nn import small_classifier
+    from jaxeff.pruning.sparsity import kept_weights, log_variances, variational_dropout
+    from jaxeff.training import fit, stateless
+
+    f, params, data = small_classifier()
+    g = variational_dropout(f)
+
+    def loss(key, learnt, batch):
+        logits, divergence = g(key, *learnt, batch[0])
+        fit = optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+        return fit + divergence / len(data[1])
+
+    learnt = params, log_variances(f, params, data[0], ["*:linear"])
+    run = fit(jax.random.key(0), stateless(loss), learnt, data,
+              optimizer=optax.adam(1e-3), epochs=1, batch_size=64)
+    spec = kept_weights(f, *run.params, data[0])            # masks, where log alpha < 3
+    logits = quantized(f, spec)(run.params[0], data[0])
+    ```
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -319,15 +340,20 @@ def variational_dropout(f: Callable[..., Any]) -> Callable[..., Any]:
         divergence is to be added to a loss that is a sum over examples, or divided by their number.
 
     Raises:
-        ValueError: When called: there are numbers for a layer that there isn't, or that has no
-            weight; they are listed.
+        ValueError: When called: there are variances for a site that isn't, or that doesn't
+            multiply by one weight; they are listed.
+
+    References:
+        Molchanov et al., "Variational Dropout Sparsifies Deep Neural Networks", arXiv:1701.05369.
+        Kingma et al., "Variational Dropout and the Local Reparameterization Trick",
+        arXiv:1506.02557, section 2.3.
     """
 
     def g(
         key: PRNGKeyArray, params: Any, log_variance: LogVariances, *args: Any, **kwargs: Any
     ) -> tuple[Any, Float[Array, ""]]:
         program = trace(f, params, *args, **kwargs)
-        rule, divergences = _rule(program, log_variance)
+        rule, divergences = _local_reparametrization(program, log_variance)
         outputs = evaluate(program, rule, key, argument_leaves((params, *args), kwargs))
         total = jnp.zeros((), jnp.float32)
         for divergence in divergences:
@@ -347,6 +373,16 @@ def kept_weights(
 ) -> dict[str, LayerQuantization | None]:
     """Returns a spec of masks that keep the weights with rates below a threshold.
 
+    ```python
+    from jaxeff.nn import small_classifier
+    from jaxeff.pruning.sparsity import kept_weights, log_variances
+
+    f, params, (x, y) = small_classifier()
+    log_variance = log_variances(f, params, x, ["fc2"])     # after training: those it came to
+    spec = kept_weights(f, params, log_variance, x)
+    assert list(spec) == ["fc2"]
+    ```
+
     Args:
         f: A pure function `f(params, *args)`.
         params: The parameters of `f`.
@@ -362,20 +398,23 @@ def kept_weights(
         keeps: dict[str, Array] = {}
 
         def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-            if layer.base in log_variance and _takes(layer) and layer.base not in keeps:
-                rate = log_rate(values[layer.weights[0]], log_variance[layer.base])
-                keeps[layer.base] = rate < threshold
+            if layer.base in log_variance and _has_one_weight(layer) and layer.base not in keeps:
+                log_alpha = log_rate(values[layer.weights[0]], log_variance[layer.base])
+                keeps[layer.base] = log_alpha < threshold
             return plain_rule(layer, key, *values)
 
         evaluate(program, rule, None, leaves)
         return keeps
 
     keeps = masks(argument_leaves((params, *args), {}), log_variance)
-    return {site: LayerQuantization(weights=FixedMask(where)) for site, where in keeps.items()}
+    return {site: LayerQuantization(weights=FixedMask(keep)) for site, keep in keeps.items()}
 
 
-def _rule(program: Program, log_variance: LogVariances) -> tuple[Rule, list[Array]]:
-    known = {layer.base for layer in program.layers if layer.site and _takes(layer)}
+def _local_reparametrization(
+    program: Program, log_variance: LogVariances
+) -> tuple[Rule, list[Array]]:
+    """Makes a rule that draws results, and the list that it puts the layers' divergences into."""
+    known = {layer.base for layer in program.layers if layer.site and _has_one_weight(layer)}
     unknown = sorted(set(log_variance) - known)
     if unknown:
         raise ValueError(
@@ -383,25 +422,25 @@ def _rule(program: Program, log_variance: LogVariances) -> tuple[Rule, list[Arra
             f"by one weight; those are {sorted(known)}."
         )
     divergences: list[Array] = []
+    # Divergences can't leave the body of a loop, whose layers are no layers of the program itself.
     outside = set(program.layers)
 
     def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        spread = log_variance.get(layer.base) if layer in outside and _takes(layer) else None
-        if spread is None:
+        if not (layer.base in log_variance and layer in outside and _has_one_weight(layer)):
             return plain_rule(layer, key, *values)
-        index = layer.weights[0]
+        log_sigma2, index = log_variance[layer.base], layer.weights[0]
         if layer.occurrence == 0:
             # A layer that is used again has the same weights: their divergence counts once.
-            divergences.append(dropout_divergence(log_rate(values[index], spread)).sum())
+            divergences.append(dropout_divergence(log_rate(values[index], log_sigma2)).sum())
         # Local reparametrization (Kingma et al., arXiv:1506.02557, section 2.3): the layer's own
         # product of squared inputs and variances is the variance of its result.
         squares = [jnp.square(v) if i in layer.data else v for i, v in enumerate(values)]
-        squares[index] = jnp.exp(spread)
+        squares[index] = jnp.exp(log_sigma2)
 
         assert layer.op is not None
         result = layer.op.outputs[0]
-        before = layer.nodes[: layer.nodes.index(layer.op) + 1]
-        (variance,) = run_nodes(before, layer.inputs, squares, (result,))
+        up_to_product = layer.nodes[: layer.nodes.index(layer.op) + 1]
+        (variance,) = run_nodes(up_to_product, layer.inputs, squares, (result,))
         # The root has no gradient at zero, where every input of an entry is zero.
         least = jnp.asarray(jnp.finfo(variance.dtype).tiny, variance.dtype)
         noise = jax.random.normal(key, variance.shape, variance.dtype)
@@ -418,5 +457,5 @@ def _rule(program: Program, log_variance: LogVariances) -> tuple[Rule, list[Arra
     return rule, divergences
 
 
-def _takes(layer: Layer) -> bool:
+def _has_one_weight(layer: Layer) -> bool:
     return layer.kind == "linear" and len(layer.weights) == 1 and len(layer.data) == 1
