@@ -34,7 +34,7 @@ with warnings.catch_warnings():  # the TensorFlow Probability behind it reads a 
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "BoseEinstein is a distrax distribution, and distrax isn't installed: "
-            "pip install 'jaxeff[distrax]'. Everything else in jaxeff.photonic works without.",
+            "pip install 'jaxeff[distrax]'. Everything else in jaxeff.photonics works without.",
             name=error.name,
         ) from error
 
@@ -88,18 +88,18 @@ class BoseEinstein(distrax.Distribution):
         return photon_counts(key, self.mean()[None], self.modes[None], (n, *self.batch_shape))
 
     def log_prob(self, value: Int[Array, "..."]) -> Float[Array, "..."]:
-        """Computes the log-probability of a photon count; minus infinity where it is no count."""
+        """Computes the log-probability of a photon count, in nats; -inf of what is no count."""
         k = jnp.asarray(value, self._mean.dtype)
         k, mean, modes = jnp.broadcast_arrays(k, self._mean, self._modes)
-        counts = (k >= 0) & (k == jnp.floor(k))
+        is_count = (k >= 0) & (k == jnp.floor(k))
         # A stand-in inside the domain, so that no NaN comes through the branch that isn't taken.
-        k = jnp.where(counts, k, 0)
+        k = jnp.where(is_count, k, 0)
         # M log(M/(M+n)) + k log(n/(M+n)) in n/M, accurate where n is much smaller than M.
         ratio = mean / modes
-        binomial = gammaln(k + modes) - gammaln(modes) - gammaln(k + 1)
-        some = xlogy(k, jnp.where(k == 0, 1, ratio))  # xlogy(0, 0) is zero, its gradient is not
-        log_p = binomial - xlog1py(modes + k, ratio) + some
-        return jnp.where(counts, log_p, -jnp.inf)
+        log_binomial = gammaln(k + modes) - gammaln(modes) - gammaln(k + 1)
+        log_power = xlogy(k, jnp.where(k == 0, 1, ratio))  # xlogy(0, 0) is zero, its gradient isn't
+        log_p = log_binomial - xlog1py(modes + k, ratio) + log_power
+        return jnp.where(is_count, log_p, -jnp.inf)
 
     def mean(self) -> Float[Array, "..."]:
         """Computes the mean photon number n."""

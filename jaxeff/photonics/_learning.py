@@ -1,4 +1,8 @@
-"""A noise level per activation, learnt as the posterior that the hardware can have.
+"""Variational inference over activations, by noise levels that photonic hardware can have.
+
+The posterior of a pooled activation is light between the quietest and the noisiest that the
+hardware makes, at a level that is learnt; its prior is the noisiest. `divergence` adds their KL
+divergence to `jaxeff.photonic`; the likelihood is the caller's.
 
 ```python
 import jax
@@ -31,13 +35,15 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff import core
 from jaxeff.photonics._light import noise_sigma, sigma_bounds
-from jaxeff.photonics._photonic import WANTED, carried, carry
+from jaxeff.photonics._photonic import carried, carry
 from jaxeff.photonics._pooling import ChaoticLight, pooling_of, quant_relu
 from jaxeff.program import Layer, Program, at_sites, check_settings, evaluate, trace
 from jaxeff.program.reading import argument_leaves
 
+_WANTED = "a ChaoticLight, such as ChaoticLight(0.5)"
 Lights = Mapping[str, ChaoticLight]
 Raw = dict[str, Float[Array, "..."]]
+"""Unbounded numbers for the levels, by site."""
 
 
 @core.validate(batch=core.parameter_tree)
@@ -72,7 +78,7 @@ def levels_per_activation(
         TypeError: The spec isn't a mapping from patterns to `ChaoticLight`.
         ValueError: A pattern decides no average pooling, or a level is outside [0, 1].
     """
-    check_settings(spec, ChaoticLight, "a ChaoticLight, such as ChaoticLight(0.5)")
+    check_settings(spec, ChaoticLight, _WANTED)
     core.check_number("level", level, 0, 1)
     program = trace(f, params, *core.as_arguments(batch))
     lights: Any = carried(spec, program)
@@ -123,9 +129,7 @@ def replace_levels(spec: Lights, raw: Mapping[str, Float[Array, "..."]]) -> dict
 def light_divergence(
     intensity: Float[Array, "*shape"], light: ChaoticLight
 ) -> Float[Array, "*shape"]:
-    """Computes the KL divergence of the Gaussian model from the noisiest light, in nats.
-
-    Each pooled activation's part of it is `light_divergence`:
+    """Computes the KL divergence of an activation's light from the noisiest light, in nats.
 
     ```python
     import jax.numpy as jnp
@@ -140,12 +144,15 @@ def light_divergence(
     Args:
         intensity: Pooled activations.
         light: The setting.
+
+    Returns:
+        The divergence of each activation; zero where there is no light, hence no noise.
     """
     _, largest = sigma_bounds(intensity, light)
-    some = largest > 0
+    noisy = largest > 0
     # KL between Gaussians of equal mean: (r^2 - 1)/2 - log r with the ratio r of deviations. An
     # intensity without noise contributes nothing; both `where`s keep NaN out of its gradient.
-    ratio = jnp.where(some, noise_sigma(intensity, light) / jnp.where(some, largest, 1), 1)
+    ratio = jnp.where(noisy, noise_sigma(intensity, light) / jnp.where(noisy, largest, 1), 1)
     return (jnp.square(ratio) - 1) / 2 - jnp.log(ratio)
 
 
@@ -173,7 +180,7 @@ def divergence(
         ValueError: On a call: as `jaxeff.photonic`; a site lies in a loop or branch, or a setting's
             pattern is made before pooling.
     """
-    check_settings(spec, ChaoticLight, WANTED.split(", or")[0])
+    check_settings(spec, ChaoticLight, _WANTED)
 
     def g(key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Any:
         core.single_key("the first argument, a key,", key)
@@ -188,10 +195,10 @@ def divergence(
         ) -> Sequence[Any]:
             i, _, pool = pooling_of(layer, values)
             intensity = pool(quant_relu(values[i], light.bits, light.full_scale))
-            each = light_divergence(intensity, light)
+            kl = light_divergence(intensity, light)
             # Independent activations: their divergences add; the batch stays, for losses are means
             # over it.
-            nats.append(each.sum(tuple(range(1, each.ndim))))
+            nats.append(kl.sum(tuple(range(1, kl.ndim))))
             return carry(light, layer, site_key, *values)
 
         outputs = evaluate(program, at_sites(lights, rule), key, argument_leaves(args, kwargs))

@@ -89,6 +89,8 @@ def test_a_divergence_is_bounded_by_that_of_the_quietest_light():
 
 
 def test_mistakes_are_named():
+    with pytest.raises(TypeError, match=r"such as ChaoticLight\(0\.5\), or None"):
+        divergence(pooled, {"avg_pool": 8})
     with pytest.raises(ValueError, match="level must be between 0 and 1, but is 2"):
         levels_per_activation(pooled, PARAMS, X, LIGHT, level=2)
     with pytest.raises(
