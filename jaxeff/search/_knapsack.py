@@ -33,7 +33,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jaxeff.core import Count, Setting, register_setting, static
 from jaxeff.search import _searcher as searcher
 
-NEAR = 0.1
+UNSPENT = 0.1
 """Share of the budget that solutions after the first one leave at most, where there are such."""
 RETRIES = 20
 """Solutions of an episode at most, until one comes to a policy that is new."""
@@ -69,7 +69,7 @@ class Items(NamedTuple):
 
 @register_setting
 class Knapsack(Setting):
-    """A multiple-choice knapsack of layers.
+    """A multiple-choice knapsack of layers (Sinha and Zoltners, Operations Research 27, 1979).
 
     Attributes:
         levels: Strengths of every action that are options.
@@ -83,27 +83,22 @@ class Knapsack(Setting):
         Raises:
             ValueError: There are no sensitivities.
         """
-        known, of = problem.known, problem.actions
-        if known is None:
+        sensitivities, actions = problem.known, problem.actions
+        if sensitivities is None:
             raise ValueError("Knapsack goes by sensitivities: search(..., sensitivities=True)")
-        channels = np.linspace(0, 1, self.levels, endpoint=False)
-        # Eight bits, every number of few bits once, and none of both if actions can say so.
-        few = of.eight_below + (1 - of.eight_below) * np.linspace(0, 0.999, self.levels)
-        bits = [*itertools.product(few, few), *([(0.0, 0.0)] if of.float_below > 0 else [])]
-        axes = ([[(c,) for c in channels]] if of.prunes else []) + ([bits] if of.quantizes else [])
-        options = np.array([sum(parts, ()) for parts in itertools.product(*axes)], np.float32)
+        options = self._options(problem)
         layers, _ = problem.shape
         start = np.zeros(problem.shape, np.float32)
-        if of.quantizes:
-            start[:, -2:] = of.eight_below
+        if actions.quantizes:
+            start[:, -2:] = actions.eight_below
         changed = np.tile(start, (layers, len(options), 1, 1))
         for i in range(layers):
             changed[i, :, i] = options
-        alone = [[searcher.as_policy(problem, one) for one in of_layer] for of_layer in changed]
+        policies = [[searcher.as_policy(problem, a) for a in of_layer] for of_layer in changed]
         if problem.prepare is not None:
-            problem.prepare([one for of_layer in alone for one in of_layer])
+            problem.prepare([policy for of_layer in policies for policy in of_layer])
         duplicates = np.array(
-            [_numbered([str(one.plain()) for one in of_layer]) for of_layer in alone]
+            [_numbered([str(policy.plain()) for policy in of_layer]) for of_layer in policies]
         )
         start_cost = searcher.cost_of_policy(problem, start)
         damages, costs = np.zeros((2, layers, len(options)))
@@ -111,8 +106,8 @@ class Knapsack(Setting):
             # One layer alone: several save more together, which `learn` makes up for.
             costs[i, k] = searcher.cost_of_policy(problem, changed[i, k]) - start_cost
             damages[i, k] = sum(
-                searcher.predicted_divergence(of, known, float(a), i, j)
-                for j, a in enumerate(option)
+                searcher.predicted_divergence(actions, sensitivities, float(action), i, j)
+                for j, action in enumerate(option)
             )
         # Bit operations have no measured latency: that of no actions stands for it.
         unit = (
@@ -124,9 +119,21 @@ class Knapsack(Setting):
             options, damages, costs, start_cost, problem.target * unit, -np.inf, np.inf, duplicates
         )
 
+    def _options(self, problem: searcher.SearchProblem) -> Float[np.ndarray, "options actions"]:
+        """Combines strengths of a layer's actions."""
+        actions = problem.actions
+        channels = np.linspace(0, 1, self.levels, endpoint=False)
+        # Eight bits, every number of few bits once, and none of both if actions can say so.
+        few = actions.eight_below + (1 - actions.eight_below) * np.linspace(0, 0.999, self.levels)
+        bits = [*itertools.product(few, few), *([(0.0, 0.0)] if actions.float_below > 0 else [])]
+        pruned = [[(c,) for c in channels]] if actions.prunes else []
+        axes = pruned + ([bits] if actions.quantizes else [])
+        return np.array([sum(parts, ()) for parts in itertools.product(*axes)], np.float32)
+
     def propose(
         self, key: PRNGKeyArray, problem: searcher.SearchProblem, state: Items
     ) -> tuple[Float[Array, "layers actions"], Items]:
+        """Implements `Searcher`: the best policy near the budget that wasn't proposed yet."""
         layers, tried, seen = np.arange(len(state.costs)), state.tried, state.seen
         # Choices that differ may come to one policy: few bits depend on other layers' channels.
         for _ in range(RETRIES):
@@ -136,13 +143,13 @@ class Knapsack(Setting):
                 state.budget - state.start_cost,
                 state.duplicates,
                 tried,
-                NEAR * state.budget,
+                UNSPENT * state.budget,
             )
-            text = str(searcher.as_policy(problem, state.options[chosen]).plain())
+            policy = str(searcher.as_policy(problem, state.options[chosen]).plain())
             tried = (*tried, state.duplicates[layers, chosen])
-            if text not in seen:
+            if policy not in seen:
                 break
-        state = state._replace(tried=tried, seen=seen | {text})
+        state = state._replace(tried=tried, seen=seen | {policy})
         return jnp.asarray(state.options[chosen]), state
 
     def learn(
@@ -152,6 +159,7 @@ class Knapsack(Setting):
         state: Items,
         outcome: searcher.EpisodeResult,
     ) -> Items:
+        """Implements `Searcher`: corrects the budget by what the episode measured."""
         least = state.start_cost + state.costs.min(1).sum()
         low, high = state.low, state.high
         if outcome.ratio > 1:
@@ -179,13 +187,13 @@ def _solved(
     budget: float,
     duplicates: Int[np.ndarray, "layers options"],
     tried: Sequence[Int[np.ndarray, " layers"]] = (),
-    near: float = np.inf,
+    unspent: float = np.inf,
 ) -> np.ndarray:
     """Chooses one option per layer: the least sum of `damages` whose `costs` keep a budget.
 
     After the first one it is another than those tried, in one layer at least, that leaves less than
-    `near` of the budget; else any other within the budget; else the cheapest other one. Where there
-    is no other, they count again.
+    `unspent` of the budget; else any other within the budget; else the cheapest other one. Where
+    there is no other, they count again.
     """
     layers, count = costs.shape
     # Binary variables x[layer, option], one option each: minimize damage within the budget.
@@ -199,9 +207,10 @@ def _solved(
     if tried:
         # A cut per tried solution: at most layers - 1 options may agree with it. Options
         # that come to the same policy count as equal.
-        same = np.stack([duplicates == one[:, None] for one in tried]).reshape(len(tried), -1)
+        same = np.stack([duplicates == solution[:, None] for solution in tried])
+        same = same.reshape(len(tried), -1)
         another = scipy.optimize.LinearConstraint(same.astype(float), -np.inf, layers - 1)
-        close = scipy.optimize.LinearConstraint(total, most - near / scale, most)
+        close = scipy.optimize.LinearConstraint(total, most - unspent / scale, most)
         goals = [
             (damage, [close, another]),
             (damage, [within, another]),
