@@ -2,8 +2,8 @@
 
 A module with dynamic dimensions is imported for a few fixed sizes, by the same rules as any other.
 Where the results differ in nothing but numbers that are linear in the size, these numbers become
-expressions of one symbolic variable, and the module holds for every size. An import at the
-smallest size, where a rule would first decide otherwise, has to agree too.
+expressions of one symbolic variable, and the module holds for every size. An import at a small
+size, where a rule that decides by sizes would first decide otherwise, has to agree too.
 
 Sharp edges: all dynamic dimensions of the arguments are one and the same size. A number that is
 not linear in the size, such as a tensor of size squared, is refused.
@@ -16,7 +16,7 @@ from typing import Any
 
 import tvm
 from tvm import relax, tirx
-from tvm_ffi import structural_map
+from tvm_ffi import structural_equal, structural_map
 from tvm_ffi.serialization import from_json_graph_str
 
 from jaxeff_export.compiler.tir import called_kernel
@@ -24,7 +24,7 @@ from jaxeff_export.importer._graph import Unsupported
 
 # Primes: no lane count or tile divides them, so rules take the path that fits any size.
 _SIZES = ((101, 103), (211, 223), (307, 311))  # a line's two points; tried in turn
-_SMALL_SIZE = 2  # where a rule would first decide otherwise
+_SMALL_SIZE = 2
 _FIRST_MARK = 2_000_000_000  # more than any number of a module, and still 32 bits
 
 Json = dict[str, Any]
@@ -57,8 +57,9 @@ def generalize(at_size: Callable[[int], tvm.IRModule]) -> tvm.IRModule:
     else:
         raise Unsupported("its code depends on the size in more than its shapes")
     lines = _lines(sizes, samples)
-    # A second import, at a size where rules for small shapes apply, must give the same code.
-    if not _same(_fixed(samples[0], lines, _SMALL_SIZE), at_size(_SMALL_SIZE)):
+    # A third import, at a size where rules for small shapes apply, must give the same code.
+    predicted = _fixed(samples[0], lines, _SMALL_SIZE)
+    if not structural_equal(predicted, at_size(_SMALL_SIZE), map_free_vars=True):
         raise Unsupported(f"its code for the size {_SMALL_SIZE} is another than for {sizes[0]}")
     return _symbolic(samples[0], lines)
 
@@ -67,16 +68,16 @@ def _lines(sizes: tuple[int, int], samples: Sequence[Json]) -> dict[int, LinearS
     """Fits a line in the size to the number of each node that differs."""
     lines: dict[int, LinearSize] = {}
     pairs = zip(samples[0]["nodes"], samples[1]["nodes"], strict=True)
-    for index, (one, other) in enumerate(pairs):
-        if one == other:
+    for index, (first, second) in enumerate(pairs):
+        if first == second:
             continue
-        if one["type"] != other["type"] or one["type"] not in ("int", "ir.FloatImm"):
-            raise Unsupported(f"its code depends on the size in a {one['type']}")
+        if first["type"] != second["type"] or first["type"] not in ("int", "ir.FloatImm"):
+            raise Unsupported(f"its code depends on the size in a {first['type']}")
         # Two points determine a line; a fraction shows that the number does not lie on one.
-        slope = (_number(other) - _number(one)) / (sizes[1] - sizes[0])
-        offset = _number(one) - slope * sizes[0]
+        slope = (_number(second) - _number(first)) / (sizes[1] - sizes[0])
+        offset = _number(first) - slope * sizes[0]
         if slope % 1 or offset % 1:
-            raise Unsupported(f"{_number(one)} at the size {sizes[0]} is not linear in the size")
+            raise Unsupported(f"{_number(first)} at the size {sizes[0]} is not linear in the size")
         lines[index] = LinearSize(int(slope), int(offset))
     return lines
 
@@ -86,6 +87,7 @@ def _number(node: Json) -> float:
 
 
 def _with_numbers(sample: Json, numbers: Mapping[int, float]) -> tvm.IRModule:
+    """Loads a module with other numbers in some of its nodes."""
     nodes = list(sample["nodes"])
     for index, number in numbers.items():
         node = nodes[index]
@@ -98,6 +100,7 @@ def _with_numbers(sample: Json, numbers: Mapping[int, float]) -> tvm.IRModule:
 
 
 def _fixed(sample: Json, lines: Mapping[int, LinearSize], size: int) -> tvm.IRModule:
+    """Loads the module that the lines predict for a size."""
     return _with_numbers(sample, {index: line.at(size) for index, line in lines.items()})
 
 
@@ -116,8 +119,9 @@ def _symbolic(sample: Json, lines: Mapping[int, LinearSize]) -> tvm.IRModule:
 
     module = _with_numbers(sample, marks)
     general = structural_map(module, ((tirx.IntImm, tirx.FloatImm), expression))
+    # An argument whose shape has the size: kernels that can't read it off their own get this one.
     witness = next(p for p in general["main"].params if any(_slope(n, size) for n in p.ty.shape))
-    told: dict[str, tirx.PrimFunc] = {}
+    with_witness: dict[str, tirx.PrimFunc] = {}
     for name, function in list(general.functions.items()):
         if not isinstance(function, tirx.PrimFunc):
             continue
@@ -125,8 +129,8 @@ def _symbolic(sample: Json, lines: Mapping[int, LinearSize]) -> tvm.IRModule:
         if len(closed.params) == len(function.params):
             general.update_func(name, closed)
         else:
-            told[name.name_hint] = closed
-    return _telling(general, told, witness) if told else general
+            with_witness[name.name_hint] = closed
+    return _pass_witness(general, with_witness, witness) if with_witness else general
 
 
 def _closed(function: tirx.PrimFunc, size: tirx.Var, witness: relax.TensorType) -> tirx.PrimFunc:
@@ -151,8 +155,8 @@ def _closed(function: tirx.PrimFunc, size: tirx.Var, witness: relax.TensorType) 
     # Shapes give multiples of the size. The least of them serves as the variable if it divides
     # all that are used; otherwise the size itself has to be known.
     unit = min(slopes, default=1)
-    told = not slopes or any(slope % unit for slope in used)
-    unit = 1 if told else unit
+    needs_witness = not slopes or any(slope % unit for slope in used)
+    unit = 1 if needs_witness else unit
     symbol = tirx.Var("size", "int64")
 
     def replace(expr: Any) -> Any:
@@ -162,26 +166,29 @@ def _closed(function: tirx.PrimFunc, size: tirx.Var, witness: relax.TensorType) 
         return symbol if slope == unit else symbol * (slope // unit)
 
     closed = structural_map(function, ((tirx.Var, tirx.Mul), replace), order="pre")
-    if not told:
+    if not needs_witness:
         return closed
     shape = [symbol if _slope(n, size) else n for n in witness.shape]
-    teller = tirx.decl_buffer(shape, str(witness.dtype.dtype), "teller", layout=None)
-    return tirx.PrimFunc([teller, *closed.params], closed.body, closed.ret_type, closed.attrs)
+    argument = tirx.decl_buffer(shape, str(witness.dtype.dtype), "teller", layout=None)
+    return tirx.PrimFunc([argument, *closed.params], closed.body, closed.ret_type, closed.attrs)
 
 
-def _telling(
-    mod: tvm.IRModule, told: Mapping[str, tirx.PrimFunc], witness: relax.Var
+def _pass_witness(
+    mod: tvm.IRModule, with_witness: Mapping[str, tirx.PrimFunc], witness: relax.Var
 ) -> tvm.IRModule:
     """Replaces kernels by versions that take the witness, and passes it to them."""
     builder = relax.BlockBuilder(mod)
-    names = {name: builder.add_func(function, f"{name}_of_size") for name, function in told.items()}
+    callees = {
+        name: builder.add_func(function, f"{name}_of_size")
+        for name, function in with_witness.items()
+    }
 
     def call(expr: tvm.ir.Call) -> tvm.ir.Call:
         kernel = called_kernel(expr)
-        if kernel is None or kernel.name_hint not in told:
+        if kernel is None or kernel.name_hint not in with_witness:
             return expr
         arguments = relax.Tuple([witness, *expr.args[1].fields])
-        callee = names[kernel.name_hint]
+        callee = callees[kernel.name_hint]
         return relax.Call(expr.op, [callee, arguments], expr.attrs, expr.ty_args, ret_ty=expr.ty)
 
     general = builder.get()
@@ -199,11 +206,3 @@ def _slope(expr: Any, size: tirx.Var) -> int | None:
     if isinstance(expr, tirx.Mul) and expr.a.same_as(size) and isinstance(expr.b, tirx.IntImm):
         return int(expr.b.value)
     return None
-
-
-def _same(ours: tvm.IRModule, theirs: tvm.IRModule) -> bool:
-    try:
-        tvm.ir.assert_structural_equal(ours, theirs, map_free_vars=True)
-    except ValueError:
-        return False
-    return True
