@@ -98,13 +98,9 @@ def _is_broadcast(nodes: Sequence[Node]) -> bool:
         return False
     (node,) = nodes
     before, after = node.values[0].aval.shape, node.outputs[0].aval.shape
-    if not before or before[-1] != after[-1]:
+    if not before or not after or before[-1] != after[-1] or not node.signature.repeated:
         return False
-    if node.primitive is p.reshape_p:
-        return after[:-1] == (1,) * (len(after) - 1)
-    if node.primitive is not p.broadcast_in_dim_p:
-        return False
-    return node.params["broadcast_dimensions"][-1] == len(after) - 1
+    return after[-1] == 1 or node.signature.source(len(after) - 1) == len(before) - 1
 
 
 def _drop_unread(program: Program, candidates: set[Layer]) -> None:

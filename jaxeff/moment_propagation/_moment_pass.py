@@ -407,8 +407,7 @@ def _unrounded(layer: Layer, shape: tuple[int, ...]) -> Any:
         operands = [
             v
             for v in maker[raw].values
-            if v.aval.shape == shape
-            and not (v in maker and maker[v].primitive is p.broadcast_in_dim_p)
+            if v.aval.shape == shape and not (v in maker and maker[v].signature.repeated)
         ]
         if len(operands) != 1:
             return None

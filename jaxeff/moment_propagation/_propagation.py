@@ -39,7 +39,7 @@ from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import _values, dependence
 from jaxeff.moment_propagation.rules import TABLE, Kind, Rule
 from jaxeff.program import Layer
-from jaxeff.program.ir import Axes, Node, Value, axes
+from jaxeff.program.ir import Axes, Node, Relation, Value, axes
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import known_number
 
@@ -103,7 +103,7 @@ def _times(indices: Array, axes: Sequence[int]) -> Array:
     return jnp.transpose(count.reshape(moved.shape), [order.index(a) for a in range(len(order))])
 
 
-_SLICES = {p.slice_p, p.dynamic_slice_p, p.rev_p}
+_VIEWS = prim.VIEWS | {p.dynamic_slice_p}
 
 
 def difference(
@@ -159,14 +159,13 @@ def _view(atom: Any, made_by: dict[Value, Node]) -> tuple[Node, Axes] | None:
 
 def _moved(move: Node, labels: Axes, along: int) -> Axes | None:
     """Returns the axes after a move that leaves rows of the sum in their places, else None."""
-    before, after = (tuple(v.aval.shape) for v in (move.inputs[0], move.outputs[0]))
-    if move.primitive in prim.MOVES:
-        return axes.followed(move.signature, labels)
-    if move.primitive not in _SLICES:
+    if move.primitive not in _VIEWS:
         return None
     # Along the sum any entry may be taken.
-    taken = {a for a, n, m in zip(labels, before, after, strict=True) if n != m}
-    taken.update(labels[i] for i in move.params.get("dimensions", ()))
+    lies = move.signature.operands[0].along[0] or ()
+    taken = {labels[a] for one in lies if one.relation is Relation.PLACED for a in one.axes}
+    if not taken:
+        return axes.followed(move.signature, labels)
     return labels if taken <= {along} else None
 
 

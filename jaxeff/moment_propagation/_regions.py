@@ -96,7 +96,7 @@ def _same(one: Node, other: Node, made_by: dict[Value, Node]) -> bool:
     if a is b:
         return True
     first, second = made_by.get(a), made_by.get(b)
-    if first is None or second is None or first.primitive is not p.broadcast_in_dim_p:
+    if first is None or second is None or not first.signature.repeated:
         return False
     alike = second.primitive is first.primitive and first.params == second.params
     return alike and first.inputs[0] is second.inputs[0]

@@ -46,7 +46,6 @@ from jaxtyping import Array
 
 from jaxeff import core
 from jaxeff.core import jax_internals as _compat
-from jaxeff.core import primitives as p
 from jaxeff.program.ir import Along, OperationFamily, Relation, Signature, Window, signature, walk
 from jaxeff.program.ir import primitives as prim
 
@@ -394,11 +393,8 @@ def _equation(eqn: Any, inputs: Sequence[Value], windows: Windows) -> Sequence[V
     if any(isinstance(v, StreamedValue) for v in inputs):
         return framewise(eqn, inputs, windows)
     results = _compat.bind(eqn, *map(array_of, inputs))
-    if eqn.primitive is p.broadcast_in_dim_p:
-        along = enumerate(signature(eqn).operands[0].along[0] or ())
-        repeated = frozenset(a for a, one in along if one.relation is Relation.BROADCAST)
-        return [RepeatedValue(results[0], repeated)]
-    return results
+    repeated = signature(eqn).repeated
+    return [RepeatedValue(results[0], repeated)] if repeated else results
 
 
 def _composite(eqn: Any, inputs: Sequence[Value], windows: Windows) -> Sequence[Value]:

@@ -6,6 +6,7 @@ depend on it. Every primitive with a row has an example here.
 
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxeff.core import EXPANSIONS, jax_internals, stack_p
+from jaxeff.core import EXPANSIONS, jax_internals, stack_p, tile_p
 from jaxeff.core import primitives as p
 from jaxeff.program.ir import FACTS, Facts, OperationFamily, Relation, signature
 from jaxeff.program.ir import primitives as prim
@@ -383,6 +384,40 @@ def test_axes_are_those_of_what_results_depend_on(name):
             if any(mask.any() for mask in together[number]):
                 assert axes == set(operand.combined)
         check_distinct(eqn)
+
+
+@pytest.mark.parametrize(
+    ("f", "shape", "repeated"),
+    [
+        (lambda x: lax.broadcast_in_dim(x, (4, 2, 3), (1, 2)), (1, 3), {0, 1}),
+        (lambda x: lax.broadcast_in_dim(x, (2, 3), ()), (), {0, 1}),
+        (lambda x: lax.expand_dims(x, (1,)), (2, 3), {1}),
+        (lambda x: lax.reshape(x, (2, 1, 3)), (2, 3), {1}),
+        (lambda x: lax.reshape(x, (3, 2)), (2, 3), set()),
+        (lambda x: lax.transpose(x, (1, 0)), (2, 3), set()),
+        (lambda x: lax.squeeze(x, (0,)), (1, 3), set()),
+        (lambda x: lax.slice_in_dim(x, 1, 2), (2, 3), set()),
+        (lambda x: lax.pad(x, 0.0, ((0, 0, 0),)), (2,), set()),
+        (lambda x: tile_p.bind(x, reps=(2, 1)), (2, 3), set()),
+        (lambda x: lax.bitcast_convert_type(x, jnp.int8), (2,), set()),
+        (jnp.sin, (2, 3), set()),
+    ],
+)
+def test_axes_that_a_broadcast_repeats(f, shape, repeated):
+    (eqn,) = jax_internals.equations(jax.make_jaxpr(f)(jnp.ones(shape)))
+    assert signature(eqn).repeated == repeated
+
+
+def test_views_hold_their_operands_entries():
+    seen = set()
+    for name in ("broadcast_in_dim", "transpose", "squeeze", "a merging reshape", "rev", "slice"):
+        f, shape = EXAMPLES[name]
+        (eqn,) = jax_internals.equations(jax.make_jaxpr(f)(jnp.ones(shape)))
+        (y,) = jax_internals.bind(eqn, jnp.arange(math.prod(shape)).reshape(shape))
+        assert signature(eqn).family is OperationFamily.MOVE
+        assert (np.bincount(np.ravel(y)).max() == 1) == (eqn.primitive in prim.REARRANGING)
+        seen.add(eqn.primitive)
+    assert seen == prim.VIEWS
 
 
 def _drawn(name):

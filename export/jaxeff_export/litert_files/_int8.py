@@ -29,6 +29,7 @@ from jax import lax
 
 from jaxeff import core
 from jaxeff.core import primitives as p
+from jaxeff.program.ir import primitives as prim
 
 COMPOSITE = "jaxeff.int8"
 """Name of what stands for `uniform_quantize` and `uniform_dequantize`."""
@@ -421,10 +422,7 @@ def _moved(eqn: Any, inputs: Sequence[Any], place: Place) -> Any:
     return inputs[0]._replace(values=_bind(eqn, inputs[0].values)) if len(inputs) == 1 else None
 
 
-_MOVES = {
-    p.reshape_p, p.transpose_p, p.squeeze_p, p.broadcast_in_dim_p, p.slice_p, p.rev_p, p.name_p,
-    p.copy_p,
-}  # fmt: skip
+_MOVES = prim.VIEWS | {p.copy_p, p.name_p}
 _OF_CODES = _MOVES | {
     p.concatenate_p, p.pad_p, p.max_p, p.min_p, p.reduce_max_p, p.reduce_window_max_p,
 }  # fmt: skip

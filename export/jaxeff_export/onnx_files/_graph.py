@@ -21,11 +21,9 @@ import ml_dtypes
 import numpy as np
 
 from jaxeff.core import primitives as p
+from jaxeff.program.ir import primitives as prim
 
-_MOVES = {
-    p.reshape_p, p.transpose_p, p.squeeze_p, p.broadcast_in_dim_p, p.copy_p, p.stop_gradient_p,
-    p.slice_p, p.rev_p,
-}  # fmt: skip
+_MOVES = prim.VIEWS | {p.copy_p, p.stop_gradient_p}
 _WIDEST = 255
 
 

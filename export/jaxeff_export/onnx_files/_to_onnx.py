@@ -28,7 +28,8 @@ import numpy as np
 from jaxeff import core
 from jaxeff.compression import quantized
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import Scan, While, walk
+from jaxeff.program.ir import Scan, While, signature, walk
+from jaxeff.program.ir import primitives as prim
 from jaxeff.store import write_atomically
 from jaxeff_export.artifact import argument_names, flatten_named
 from jaxeff_export.onnx_files import _graph
@@ -110,10 +111,7 @@ def _kinds(avals: Sequence[Any]) -> list[tuple[Any, tuple[int, ...]]]:
 _FLOATS = frozenset({"float64", "float32", "float16"})
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _MOST = _FLOATS | _INTEGERS | {"bool"}  # no bfloat16, which has kernels where data move alone
-_MOVES = {
-    p.reshape_p, p.transpose_p, p.squeeze_p, p.slice_p, p.concatenate_p, p.rev_p,
-    p.convert_element_type_p, core.stack_p,
-}  # fmt: skip
+_MOVES = prim.REARRANGING | {p.concatenate_p, p.convert_element_type_p, core.stack_p}
 
 _KERNELS: dict[Any, frozenset[str]] = {
     p.conv_general_dilated_p: frozenset({"float32", "float16"}),
@@ -554,7 +552,8 @@ def softmax_parts(jaxpr: core.Jaxpr) -> set[int]:
             return eqn.primitive is p.exp_p and only(eqn.outvars[0], summed)
 
         def passed(eqn: Any) -> bool:
-            if eqn.primitive in _SAME | {p.broadcast_in_dim_p, p.reshape_p, p.max_p}:
+            same = eqn.primitive in _SAME | {p.reshape_p, p.max_p}
+            if same or signature(eqn).repeated:
                 return shifts(x, eqn.outvars[0], exponentials)
             return eqn.primitive is p.sub_p and eqn.invars[0] is x and only(eqn.outvars[0], raised)
 

@@ -43,7 +43,7 @@ AFFINE = {
     q for q in prim.ELEMENTWISE | prim.IN_PLACE
     if FACTS.get(q, Facts()).form in {"sum", "affine"} and q is not p.select_n_p
 }  # fmt: skip
-_CONSTANT_MOVES = {p.broadcast_in_dim_p, p.reshape_p, p.iota_p}
+_CONSTANT_MOVES = prim.MOVES | {p.iota_p}
 
 
 def is_pointwise(eqn: Any) -> bool:

@@ -284,13 +284,12 @@ def _doubled(x: Any) -> Gaussian:
     return Gaussian(2 * x.mean, 4 * x.var)
 
 
-_MOVED = {p.reshape_p, p.rev_p, p.slice_p, p.squeeze_p, p.transpose_p}
-_KEEPING = _MOVED | {p.convert_element_type_p}
+_KEEPING = prim.REARRANGING | {p.convert_element_type_p}
 _STAIRCASE = {primitive for primitive, known in FACTS.items() if known.form == "staircase"}
 
 TABLE: dict[Any, Row] = {
     **_rows(Kind.AFFINE, data_movement, DATA_MOVEMENT),
-    **_rows(Kind.MOVE, data_movement, _MOVED | prim.IN_PLACE),
+    **_rows(Kind.MOVE, data_movement, prim.REARRANGING | prim.IN_PLACE),
     **_rows(Kind.POINTWISE, data_movement, (DATA_MOVEMENT & prim.ELEMENTWISE) - prim.IN_PLACE),
     **_rows(Kind.AFFINE, _custom, prim.CUSTOM),
     **_rows(Kind.BILINEAR, _contraction, prim.LINEAR),

@@ -48,15 +48,18 @@ IN_PLACE = {
     p.copy_p, p.device_put_p, p.name_p, p.sharding_constraint_p, core.pvary_p, core.reshard_p,
 }  # fmt: skip
 
+# Each entry of the result is one of the operand's: at most once, or repeated too.
+REARRANGING = {p.reshape_p, p.rev_p, p.slice_p, p.squeeze_p, p.transpose_p}
+VIEWS = REARRANGING | {p.broadcast_in_dim_p}
+
+# They move, add, merge and split whole axes.
+MOVES = VIEWS - {p.rev_p, p.slice_p}
+
 SHAPE = {
-    p.broadcast_in_dim_p, p.concatenate_p, p.dynamic_slice_p, p.dynamic_update_slice_p,
-    p.gather_p, p.pad_p, p.reshape_p, p.rev_p, p.slice_p, p.squeeze_p, p.transpose_p,
+    *VIEWS, p.concatenate_p, p.dynamic_slice_p, p.dynamic_update_slice_p, p.gather_p, p.pad_p,
     p.name_p, core.split_p, p.sharding_constraint_p, p.device_put_p, core.tile_p, core.stack_p,
     core.pvary_p, core.reshard_p,
 }  # fmt: skip
-
-# They move, add, merge and split whole axes.
-MOVES = {p.broadcast_in_dim_p, p.reshape_p, p.squeeze_p, p.transpose_p}
 
 # Shape operations a statistic passes on its way back to the tensor it was taken from.
 BROADCAST_BACK = MOVES | {p.name_p}
@@ -94,9 +97,8 @@ class Facts(NamedTuple):
 _TAKEN = Facts("sum", "largest")
 
 FACTS: dict[Any, Facts] = {
-    **dict.fromkeys(MOVES | IN_PLACE, _TAKEN),
-    **dict.fromkeys({p.concatenate_p, p.pad_p, p.rev_p, p.slice_p}, _TAKEN),
-    **dict.fromkeys({core.split_p, core.stack_p, core.tile_p}, _TAKEN),
+    **dict.fromkeys(VIEWS | IN_PLACE, _TAKEN),
+    **dict.fromkeys({p.concatenate_p, p.pad_p, core.split_p, core.stack_p, core.tile_p}, _TAKEN),
     **dict.fromkeys({p.dynamic_slice_p, p.dynamic_update_slice_p, p.gather_p, p.scatter_p}, _TAKEN),
     **dict.fromkeys({p.cumsum_p, p.reduce_sum_p, p.reduce_window_sum_p, p.scatter_add_p}, _TAKEN),
     **dict.fromkeys({core.pvary_p, core.reshard_p, p.reduce_precision_p, p.select_n_p}, _TAKEN),

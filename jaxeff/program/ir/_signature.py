@@ -178,6 +178,20 @@ class Signature:
         same = (r for r, one in enumerate(along) if one == (Relation.SAME, (axis,), None, None))
         return next(same, None)
 
+    @property
+    def repeated(self) -> frozenset[int]:
+        """The axes along which a broadcast repeats the entries of its operand.
+
+        They may have one entry: an axis that is only added, by a reshape too. Empty for all else.
+        """
+        first = self.operands[0].along if self.family is OperationFamily.MOVE else ()
+        along = first[0] if len(first) == 1 else None
+        if along is None or self.distinct:
+            return frozenset()
+        if any(one.relation not in {Relation.SAME, Relation.BROADCAST} for one in along):
+            return frozenset()
+        return frozenset(r for r, one in enumerate(along) if one.relation is Relation.BROADCAST)
+
     def meet(self, one: int, other: int) -> bool:
         """Returns whether entries of two operands are combined."""
         return not {one, other} <= self.beside

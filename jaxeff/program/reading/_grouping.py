@@ -473,8 +473,8 @@ def _function_name(layer: Layer, sizes: Counter[tuple[str, int]]) -> str:
 def _regroups(layer: Layer) -> bool:
     """Returns whether a normalization reshapes its tensor, not only statistics of it."""
     sizes = {layer.inputs[i].aval.size for i in layer.data}
-    reshaped = (n.values[0] for n in layer.nodes if n.primitive is prim.p.reshape_p and n.values)
-    return any(v.is_data and v.aval.size in sizes for v in reshaped)
+    tensors = map(_regions.reshaped, layer.nodes)
+    return any(v is not None and v.aval.size in sizes for v in tensors)
 
 
 def _is_name(name: str) -> bool:

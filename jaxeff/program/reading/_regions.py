@@ -305,15 +305,21 @@ def is_in_region(node: Node, sources: Sequence[Value], statistics: set[Value]) -
     return node.primitive in prim.BROADCAST_BACK and sources[0] in statistics
 
 
+def reshaped(node: Node) -> Value | None:
+    """Returns the data that a reshape gives another shape; None for any other equation."""
+    is_reshape = node.primitive is prim.p.reshape_p and node.values and node.values[0].is_data
+    return node.values[0] if is_reshape else None
+
+
 def regroups(node: Node, readers: Readers, free: set[Node]) -> bool:
     """Returns whether a reshape only serves statistics of its tensor, as in a group norm."""
-    if node.primitive is not prim.p.reshape_p or not node.values or not node.values[0].is_data:
+    tensor = reshaped(node)
+    if tensor is None:
         return False
     # Follow every use of the reshaped view until its statistics meet the original tensor
     # again; any other use makes the reshape a layer of its own.
-    tensor, view = node.values[0], node.outputs[0]
-    tensors, statistics = {view}, set[Value]()
-    pending, followed = [view], set[Node]()
+    tensors, statistics = {*node.outputs}, set[Value]()
+    pending, followed = [*node.outputs], set[Node]()
     meets = False
     while pending:
         value = pending.pop()

@@ -181,7 +181,7 @@ def _entries(aval: Any) -> int:
     return math.prod(_compat.at_size(getattr(aval, "shape", (0,)), 1))
 
 
-_MOVES = prim.MOVES | {p.slice_p, p.rev_p, p.name_p}
+_MOVES = prim.VIEWS | {p.name_p}
 
 
 def _is_one_number(atom: Any, value: Any) -> bool:
