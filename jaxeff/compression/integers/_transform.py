@@ -1,22 +1,11 @@
 """`integer`: a quantized model computed with true integer codes.
 
-```python
-import jax
-import jaxeff
-from jaxeff.compression import Int, calibrate, integer
-from jaxeff.nn import small_classifier
-
-f, params, (x, y) = small_classifier()
-spec = calibrate(f, params, [x], {"*:linear": Int(8)}).spec
-g = integer(f, spec)
-codes = g.convert(params, x)            # int8 weights, int32 biases, and scales: no float weights
-logits = g(codes, x)                    # what jaxeff_export.deploy(g, (codes, x)) compiles
-```
-
 Products are sums of 8-bit codes in int32. Bias, batch norm, shortcut, ReLU and max pooling after a
 product go into the step that writes its result as the codes that the next layer reads (Jacob et
 al., section 2.4); means are means of whole numbers. `quantized(f, spec)` computes the same in
-floating point.
+floating point, and `integer_aware(f, spec)` as well what sums read.
+
+Here are the transform and what it converts parameters to; what each layer computes is in `_rule`.
 """
 
 from __future__ import annotations
@@ -89,21 +78,21 @@ class Converted:
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         """Splits it into named arrays and static fields."""
         key = jax.tree_util.DictKey
-        named = [(key(name), dict(part)) for name, part in self._parts()]
+        named = [(key("arrays"), dict(self.arrays)), (key("rest"), dict(self.rest))]
         return named, (self.shapes, self.structure, self.shared)
 
     @classmethod
-    def tree_unflatten(cls, static: Any, parts: Any) -> Converted:
+    def tree_unflatten(cls, static: Any, named: Any) -> Converted:
         """Rebuilds it from arrays and static fields."""
-        return cls(*parts, *static)
+        return cls(*named, *static)
 
     def named(self) -> dict[str, Any]:
         """Returns the arrays of every site, those that uses of a weight share for each of them."""
-        again = {
+        of_further_uses = {
             use: self.arrays[name].T if transposed else self.arrays[name]
             for use, name, transposed in self.shared
         }
-        return {**self.arrays, **again}
+        return {**self.arrays, **of_further_uses}
 
     def leaves(self) -> list[Array]:
         """Makes leaves for the float function; those that nobody reads are zeros."""
@@ -111,9 +100,6 @@ class Converted:
             self.rest[str(i)] if str(i) in self.rest else jnp.zeros(shape, dtype)
             for i, (shape, dtype) in enumerate(self.shapes)
         ]
-
-    def _parts(self) -> list[tuple[str, Mapping[str, Any]]]:
-        return [("arrays", self.arrays), ("rest", self.rest)]
 
 
 class Integer:
@@ -127,7 +113,7 @@ class Integer:
         fixed: bool = False,
     ):
         self._f, self._spec, self._dynamic, self._fixed = read_once(f), spec, dynamic, fixed
-        # Groups, and scales of inputs, are of rows as they are.
+        # Groups, and scales of inputs, belong to rows in their order: such weights keep it.
         rows = all(m is None or (isinstance(m, Int) and m.per != "group") for m in spec.values())
         self._channels_last = read_once(channels_last(f, kernels=False, rows=rows))
         self._widths: Widths = {}
@@ -136,8 +122,7 @@ class Integer:
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes what `f` returns with codes."""
         if not isinstance(params, Converted):
-            taken: dict[str, Any] = {}
-            return self._run((params, *args), kwargs, ParameterCache(None, taken))[0]
+            return self._run((params, *args), kwargs, ParameterCache(None, {}))[0]
         # One program in the place of hundreds: equation by equation the first call compiles longer.
         leaves = jax.tree.leaves((params, args))
         if not kwargs and all(isinstance(x, _ARRAYS) and is_concrete(x) for x in leaves):
@@ -181,7 +166,7 @@ class Integer:
         params: Any,
         args: tuple[Any, ...],
         kwargs: Any,
-        notes: Mapping[int, Argument] | None = None,
+        stand_ins: Mapping[int, Argument] | None = None,
         results: Sequence[Grid] | None = None,
     ) -> Converted:
         if isinstance(params, Converted):
@@ -200,14 +185,14 @@ class Integer:
             store = ParameterCache(None, codes)
             # No code depends on data, so any of their shapes do.
             data, named = jax.tree.map(_filled, (args, kwargs))
-            _, rule = self._run((params, *data), named, store, notes, results)
+            _, rule = self._run((params, *data), named, store, stand_ins, results)
             kept[:] = rule.leaves_in_float()
             weights.update(rule.weights)
             return codes
 
         leaves, structure = jax.tree.flatten(params)
         abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
-        arrays: dict[str, Any] = (jax.eval_shape if abstract else _called)(make, params)
+        arrays: dict[str, Any] = (jax.eval_shape if abstract else _computed)(make, params)
         for name, array in () if abstract else arrays.items():
             if array.dtype == np.float32 and not np.isfinite(array).all():
                 raise ValueError(
@@ -216,13 +201,13 @@ class Integer:
                 )
         shapes = tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)
         # Only what layers in float read is kept beside the codes: the size of a converted network.
-        rest = {str(i): leaves[i] if abstract else jax.device_put(leaves[i]) for i in kept}
+        floats = {str(i): leaves[i] if abstract else jax.device_put(leaves[i]) for i in kept}
         shared = _shared(arrays, weights)
-        again = {use for use, *_ in shared}
-        stored = {n: a for n, a in arrays.items() if n not in again}
+        further_uses = {use for use, *_ in shared}
+        stored = {n: a for n, a in arrays.items() if n not in further_uses}
         if not abstract:
             stored = jax.device_put(stored)
-        return Converted(stored, rest, shapes, structure, shared)
+        return Converted(stored, floats, shapes, structure, shared)
 
     @validate()
     def coded(
@@ -255,21 +240,21 @@ class Integer:
                 than 16 bits, or one of `arguments` fewer than 9; or as for `convert`.
         """
 
-        def run(args: tuple[Any, ...], notes: Any, results: Any) -> Any:
+        def run(args: tuple[Any, ...], stand_ins: Any, results: Any) -> Any:
             params, *data = args
             arrays = None
             if isinstance(params, Converted):
                 arrays = params.named()
-                leaves = len(jax.tree.leaves(params))
+                converted_leaves = len(jax.tree.leaves(params))
                 params = jax.tree.unflatten(params.structure, params.leaves())
                 # Places of the data count the leaves before them.
-                moved = len(jax.tree.leaves(params)) - leaves
-                notes = {i + moved: value for i, value in notes.items()}
+                shift = len(jax.tree.leaves(params)) - converted_leaves
+                stand_ins = {i + shift: value for i, value in stand_ins.items()}
             store = ParameterCache(arrays, {})
-            return self._run((params, *data), {}, store, notes, results)[0]
+            return self._run((params, *data), {}, store, stand_ins, results)[0]
 
-        def convert(params: Any, data: tuple[Any, ...], notes: Any, results: Any) -> Converted:
-            return self._converted(params, data, {}, notes, results)
+        def convert(params: Any, data: tuple[Any, ...], stand_ins: Any, results: Any) -> Converted:
+            return self._converted(params, data, {}, stand_ins, results)
 
         coded_network = coded(run, convert, params, args, results, arguments)
         # Arguments keep the names that the model gave them, which exports write down.
@@ -281,20 +266,21 @@ class Integer:
         args: tuple[Any, ...],
         kwargs: Any,
         store: ParameterCache,
-        notes: Mapping[int, Argument] | None = None,
+        stand_ins: Mapping[int, Argument] | None = None,
         results: Sequence[Grid] | None = None,
     ) -> tuple[Any, IntegerRule]:
+        """Evaluates the network; `stand_ins` take the place of leaves of `args`, by number."""
         program = trace(self._f, *args, **kwargs)
         # Kernels have channels last: an image of a channels-first model is turned as codes, once.
         if any(turns(node.eqn) for layer in program.layers for node in layer.nodes):
             program = trace(self._channels_last, *args, **kwargs)
-        _check_certain(program)
+        _check_has_no_variances(program)
         check_open(program, "integer")
         with jax.ensure_compile_time_eval():  # a range is a number, also under jit
             settings = _quantized.settings_of(self._spec, program)
         rule = IntegerRule(program, settings, store, self._dynamic, self._fixed, self._widths)
         values = argument_leaves(args, kwargs)
-        for i, value in (notes or {}).items():
+        for i, value in (stand_ins or {}).items():
             values[i] = value
         outputs = _evaluate(program, rule, values)
         # Results are written as codes by the kernels that compute them.
@@ -316,20 +302,27 @@ def integer(
 ) -> Integer:
     """Computes a quantized model with integer codes.
 
+    ```python
+    from jaxeff.compression import Int, calibrate, integer
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    spec = calibrate(f, params, [x], {"*:linear": Int(8)}).spec
+    g = integer(f, spec)
+    codes = g.convert(params, x)     # int8 weights, int32 biases, and scales: no float weights
+    logits = g(codes, x)             # what jaxeff_export.deploy(g, (codes, x)) compiles
+    ```
+
     Sharp edges:
-        A shortcut reads the codes of its neighbour on the main road, where `quantized` reads
-        floats: below 8 bits train `integer_aware(f, spec)`, which reads codes.
+        A shortcut reads codes where `quantized` reads floats: below 8 bits train `integer_aware`.
         What no integer kernel takes runs as in `quantized` (an `IntegerFallbackWarning` names it).
-        `g(params, x)` converts in every call: convert once.
-        Conversion folds running statistics as they are.
+        `g(params, x)` converts in every call, with running statistics as they are: convert once.
         A weight that another layer reads in float is kept in float, too, such as a table of tokens
-        that logits are made with: "*" quantizes the look-up as well as the product, "*:linear" does
-        not.
-        Codes of what a norm or a softmax computes in float may be others in a bundle than under
-        XLA: both round floats, and of many values a few lie between two codes. See `Bundle.check`.
-        So may they be others than those of `quantized`, which moves as far itself where such a
-        value is rounded otherwise: an untrained VAE with norms and attention by .047 of its largest
-        result when the last bits of its norms' scales change.
+        that logits are made with: "*" quantizes look-up and product, "*:linear" the product alone.
+        What a norm or a softmax computes in float may have other codes in a bundle than under XLA
+        (see `Bundle.check`), and others than in `quantized`: of many values a few lie between two
+        codes. `quantized` itself moves by .047 of an untrained VAE's largest result when the last
+        bits of its norms' scales change.
         Codes have no NaN: under JAX it becomes the smallest code of a calibrated grid, and infinity
         an end of the range, so that results are finite. Deployed bundles refuse NaN in arguments.
 
@@ -343,9 +336,6 @@ def integer(
         requantize: Conversion of sums to codes: by a "float" scale, or by a "fixed"-point
             multiplier of 16 bits and shifts, for arithmetic of integers alone between the first
             codes and the last sums (means but for). The codes of a layer differ by one at most.
-
-    NaN in data that is written as codes of a calibrated grid becomes the smallest code under JAX,
-    and results are finite. A bundle deployed from it refuses arguments that hold NaN.
 
     Returns:
         A pure function `g(params, *args)`, whose parameters are those of `f` or what
@@ -371,8 +361,10 @@ def _filled(leaf: Any) -> Any:
     return jnp.zeros(leaf.shape, leaf.dtype) if abstract else leaf
 
 
-def _called(make: Callable[[Any], dict[str, Any]], params: Any) -> dict[str, np.ndarray]:
-    """Computes arrays by name."""
+def _computed(make: Callable[[Any], dict[str, Any]], params: Any) -> dict[str, np.ndarray]:
+    """Calls a function of parameters that returns arrays by name, without compiling it."""
+    # Of the network only the equations that make parameters are left: they run once, and would
+    # take longer to compile than to compute.
     closed, shapes = jax.make_jaxpr(make, return_shape=True)(params)
     arrays = computed_at_once(without_dead_code(closed), jax.tree.leaves(params))
     return dict(zip(shapes, map(np.asarray, arrays), strict=True))
@@ -386,7 +378,7 @@ def _shared(
     Not all have: a bias or a shortcut beside which products are next to nothing changes the codes
     that are stored for its use, and scales are equal where the ranges of activations are.
     """
-    first: dict[tuple[Any, ...], tuple[str, bool]] = {}
+    first_use: dict[tuple[Any, ...], tuple[str, bool]] = {}
     shared = []
     # The first use has the shortest name, of which those of later ones are made.
     for name in sorted(arrays, key=lambda name: (len(name), name)):
@@ -394,19 +386,20 @@ def _shared(
         array, leaves = arrays[name], weights.get(site)
         if not leaves or array.ndim < 1:
             continue
+        # Weights are told by the leaves that they are made of, vectors by what they are, too.
         matrix = array.ndim > 1
-        what = (leaves, array.dtype.str, "" if matrix else part)
+        part_key = (leaves, array.dtype.str, "" if matrix else part)
         # Of shapes there are no codes that could differ, and later uses of a layer have its ranges.
         shapes_only = isinstance(array, jax.ShapeDtypeStruct)
         contents = "" if matrix else site.partition("#")[0]
-        key = (*what, array.shape, contents if shapes_only else array.tobytes())
-        if key in first:
-            shared.append((name, *first[key]))
+        key = (*part_key, array.shape, contents if shapes_only else array.tobytes())
+        if key in first_use:
+            shared.append((name, *first_use[key]))
             continue
-        first[key] = name, False
+        first_use[key] = name, False
         if array.ndim == 2:
-            turned = contents if shapes_only else np.ascontiguousarray(array.T).tobytes()
-            first.setdefault((*what, array.shape[::-1], turned), (name, True))
+            transposed = contents if shapes_only else np.ascontiguousarray(array.T).tobytes()
+            first_use.setdefault((*part_key, array.shape[::-1], transposed), (name, True))
     return tuple(shared)
 
 
@@ -418,7 +411,7 @@ def _written(y: Any, variable: Any, to: Grid) -> Any:
     return as_value(y).requantize(to) if isinstance(to, Codes) else to.write(to_float(y))
 
 
-def _check_certain(program: Program) -> None:
+def _check_has_no_variances(program: Program) -> None:
     """Checks that a function computes no variances, which codes of signals can't stand for."""
     for layer in program.walk():
         if layer.mark and any(v.spread for v in layer.outputs):
@@ -508,17 +501,16 @@ def integer_aware(
 
 def _as_codes(
     settings: Mapping[str, LayerQuantization],
-    at: int,
+    shortcut: int,
     reader: Layer,
     key: Any,
     values: Sequence[Any],
 ) -> tuple[Any, ...]:
-    """Quantizes a sum's shortcut on the grid of another reader."""
-    i = reader.data[0]
+    """Quantizes a sum's shortcut, the number of an operand, on the grid of another reader."""
     operands = list(values)
-    for quantizer, tensor, j in _quantized.of_inputs(
+    for quantizer, tensor, operand in _quantized.of_inputs(
         reader, settings[reader.site], read.arrays_like(reader), key
     ):
-        if j == i:
-            operands[at] = quantizer.quantize(values[at], tensor)
+        if operand == reader.data[0]:
+            operands[shortcut] = quantizer.quantize(values[shortcut], tensor)
     return tuple(operands)
