@@ -32,8 +32,7 @@ import numpy as np
 from jaxeff.core import Choice, Number, Setting, check_number, register_setting, static
 from jaxeff.program import Program
 from jaxeff.program.costs import node_macs
-from jaxeff.program.ir import Contraction, Node, Role, repetitions
-from jaxeff.program.ir import primitives as prim
+from jaxeff.program.ir import Contraction, Node, Role, branch_operands, repetitions
 from jaxeff.pruning import dependencies
 from jaxeff.pruning._plan import Plan
 
@@ -68,7 +67,7 @@ def _macs(program: Program, labels: dependencies.Labels, times: int = 1) -> Coun
         if layer.kind == "control flow":
             (node,) = layer.nodes
             bodies = [_macs(b, labels, times * repetitions(node)) for b in layer.programs]
-            if node.primitive is prim.p.cond_p:
+            if branch_operands(node, node.inputs) is not None:
                 # As `jaxeff.cost`: a branch costs as much as the dearest one.
                 terms.append(_dearest(bodies))
             else:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from jaxeff.core import bind
+from jaxeff.core import bind, jax_internals
 from jaxeff.program import trace
-from jaxeff.program.ir import Role, Scan, While, fixed_point, repetitions, walk
+from jaxeff.program.ir import Role, Scan, While, branch_operands, fixed_point, repetitions, walk
 
 FEW = settings(max_examples=5, deadline=None)
 X = jnp.arange(6.0).reshape(3, 2)
@@ -123,3 +123,18 @@ def test_roles_go_around_a_loop(kind):
     data, mixed, last = [v.role for v in body.inputs if v.aval.shape == (2,)][-3:]
     assert data == Role.DATA
     assert mixed == last == Role.DATA | Role.PARAM
+
+
+@pytest.mark.parametrize("name", ["cond", "remat", "scan"])
+def test_branches_read_all_but_the_index(name):
+    functions = {
+        "cond": lambda p, x: lax.cond(p["b"].sum() > 0, jnp.sin, jnp.cos, x),
+        "remat": lambda p, x: jax.checkpoint(jnp.sin)(x),
+        "scan": lambda p, x: lax.scan(lambda total, row: (total + row, None), p["b"], x)[0],
+    }
+    eqn, operands = loop_of(functions[name])
+    read = branch_operands(eqn, operands)
+    assert (read is None) == (name == "scan")
+    for body in jax_internals.sub_jaxprs(eqn) if read is not None else ():
+        inputs = jax_internals.as_closed(body).jaxpr.invars
+        assert [v.aval.shape for v in inputs] == [jnp.shape(x) for x in read]

@@ -40,7 +40,7 @@ from jaxeff.core import Literal
 from jaxeff.program import Layer, Program, plain_rule
 from jaxeff.program import control_flow as control
 from jaxeff.program import evaluate as evaluated
-from jaxeff.program.ir import Node, Scan, While, axes
+from jaxeff.program.ir import Node, Scan, While, axes, branch_operands
 from jaxeff.program.ir import primitives as prim
 
 Makers = Mapping[Any, Node]
@@ -441,20 +441,20 @@ def _by_row(layer: Layer, scan: Scan[Any], store: ParameterCache, evaluate: Eval
 def _bodies(layer: Layer, operands: Sequence[Any], first: Callable[[Any], Any]) -> list[_Body]:
     """Pairs the programs of a layer with what they read; `first` takes an array's first row."""
     (node,) = layer.nodes
+    arguments = branch_operands(node, operands)
+    if arguments is not None:
+        return [(branch, [*arguments], [False] * len(arguments)) for branch in layer.programs]
     if node.primitive is prim.p.scan_p:
         scan = Scan.of(node, operands)
         rows = [first(x) for x in scan.xs]
         counts = (len(scan.consts), len(scan.carry), len(rows))
         return [(layer.programs[0], scan.inputs(scan.carry, rows), _middle(*counts))]
-    if node.primitive is prim.p.while_p:
-        loop = While.of(node, operands)
-        test, body = layer.programs
-        return [
-            (test, loop.test_inputs(loop.carry), _middle(len(loop.test_consts), len(loop.carry))),
-            (body, loop.inputs(loop.carry), _middle(len(loop.consts), len(loop.carry))),
-        ]
-    arguments = list(operands[1:] if node.primitive is prim.p.cond_p else operands)
-    return [(program, arguments, [False] * len(arguments)) for program in layer.programs]
+    loop = While.of(node, operands)
+    test, body = layer.programs
+    return [
+        (test, loop.test_inputs(loop.carry), _middle(len(loop.test_consts), len(loop.carry))),
+        (body, loop.inputs(loop.carry), _middle(len(loop.consts), len(loop.carry))),
+    ]
 
 
 def _middle(before: int, carried: int, after: int = 0) -> list[bool]:

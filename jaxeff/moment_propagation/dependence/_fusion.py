@@ -35,7 +35,7 @@ from jaxeff.core import primitives as p
 from jaxeff.moment_propagation.dependence import _lineage as lineage
 from jaxeff.moment_propagation.dependence._pointwise import degrees, has_rule, is_pointwise
 from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Node, Scan, Value, fixed_point
+from jaxeff.program.ir import Node, Scan, Value, branch_operands, fixed_point
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import reduces
 
@@ -334,10 +334,10 @@ class _DependenceState:
     def _through(self, layer: Layer, node: Node) -> Mapping[Value, lineage.Lineage] | None:
         """Follows lineages through the bodies of a layer; None for a loop of unknown length."""
         operands = [self._leaves_of(a) for a in node.inputs]
+        inputs = branch_operands(node, operands)
         if node.primitive is p.scan_p:
             results = self._scanned(layer.programs[0], Scan.of(node, operands))
-        elif node.primitive in {p.cond_p, p.remat_p}:
-            inputs = operands[1:] if node.primitive is p.cond_p else operands
+        elif inputs is not None:
             branches = [self._in_body(body, inputs, self.note) for body in layer.programs]
             results = [lineage.union(of) for of in zip(*branches, strict=True)]
         else:

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from jaxeff import core
 from jaxeff.program._spec import SpecError, resolve
-from jaxeff.program.ir import Contraction, Layer, Node, Program, Value, repetitions
+from jaxeff.program.ir import Contraction, Layer, Node, Program, Value, branch_operands, repetitions
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import trace
 
@@ -454,7 +454,7 @@ def _control_rows(
 ) -> list[LayerCost]:
     (node,) = layer.nodes
     bodies = [_rows(p, widths, store, times * repetitions(node)) for p in layer.programs]
-    if node.primitive is prim.p.cond_p:
+    if branch_operands(node, node.inputs) is not None:
         costliest = max(bodies, key=lambda rows: sum(r.macs for r in rows))
         # All branches are stored, but only one runs: the most expensive one counts.
         idle = [r for rows in bodies if rows is not costliest for r in rows]

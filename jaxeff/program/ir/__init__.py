@@ -17,6 +17,7 @@ from jaxeff.program.ir._graph import Node as Node
 from jaxeff.program.ir._graph import Program as Program
 from jaxeff.program.ir._graph import Role as Role
 from jaxeff.program.ir._graph import Value as Value
+from jaxeff.program.ir._graph import branch_operands as branch_operands
 from jaxeff.program.ir._graph import flatten as flatten
 from jaxeff.program.ir._graph import form_of as form_of
 from jaxeff.program.ir._graph import making as making

@@ -20,7 +20,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import IntFlag
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +30,8 @@ from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import _primitives as prim
 from jaxeff.program.ir._signature import Signature, signature
 from jaxeff.program.ir._walk import Scan, While, fixed_point, walk, walk_nodes
+
+T = TypeVar("T")
 
 SPREAD_TAG = "jaxeff.spread"
 DRAWN_TAG = "jaxeff.drawn"
@@ -257,10 +259,9 @@ def _sub_graphs(
         return ()
     bodies = [_compat.as_closed(b) for b in _compat.sub_jaxprs(eqn)]
     sources = [v if isinstance(v, Value) else Value(v.aval) for v in inputs]
-    if eqn.primitive is prim.p.cond_p:
-        graphs = [flatten(b, [_copy(v) for v in sources[1:]], backward) for b in bodies]
-    elif eqn.primitive is prim.p.remat_p:
-        graphs = [flatten(bodies[0], [_copy(v) for v in sources], backward)]
+    read = branch_operands(eqn, sources)
+    if read is not None:
+        graphs = [flatten(b, [_copy(v) for v in read], backward) for b in bodies]
     elif eqn.primitive is prim.p.scan_p:
         graphs = [_loop_graph(Scan.of(eqn, sources), backward)]
     else:
@@ -277,6 +278,13 @@ def _sub_graphs(
                 if out.is_data:
                     out.path, out.leaves = "", frozenset()
     return tuple(graphs)
+
+
+def branch_operands(eqn: Any, operands: Sequence[T]) -> Sequence[T] | None:
+    """Returns what every branch of a `cond` reads, or the body of a `remat`; None for a loop."""
+    if eqn.primitive is prim.p.remat_p:
+        return operands
+    return operands[1:] if eqn.primitive is prim.p.cond_p else None
 
 
 def _loop_graph(loop: Scan[Value] | While[Value], backward: bool) -> Graph:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxeff.core import Literal, split_p
+from jaxeff.core import Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program import Program, ir
 from jaxeff.program.ir import primitives as prim
@@ -220,7 +220,7 @@ RULES: dict[Any, Rule] = {
 
 
 Dimensions = frozenset[_dimensions.Dimension]
-_FIRST = {p.gather_p, p.dynamic_slice_p, p.slice_p, split_p}
+_FIRST = {p.gather_p, p.dynamic_slice_p}
 """Of whose operands only the first is what comes out."""
 _KEPT = {
     ir.OperationFamily.MOVE,
@@ -325,9 +325,10 @@ class Crossing:
         # Padding with anything but zero writes nonzero entries beside the removed ones.
         if primitive is p.pad_p:
             return results if labels.numbers.number(inputs[1]) != 0 else [results[0] & nonzero[0]]
-        kept = ir.signature(eqn).family in _KEPT and primitive not in _CHANGED
+        of = ir.signature(eqn)
+        kept = of.family in _KEPT and primitive not in _CHANGED
         if kept or primitive is p.bitcast_convert_type_p:
-            if primitive is p.broadcast_in_dim_p and labels.numbers.number(inputs[0]) == 0:
+            if of.repeated and labels.numbers.number(inputs[0]) == 0:
                 return [frozenset()]
             count = 1 if primitive in _FIRST else len(inputs)
             zero = frozenset().union(*has[:count]) - frozenset().union(*nonzero[:count])
@@ -381,10 +382,9 @@ class Crossing:
     def _control(self, node: ir.Node, programs: Sequence[Program]) -> list[Dimensions]:
         """Follows loops and branches; a loop's carry until nothing more may differ."""
         nonzero = [self._of(a) for a in node.inputs]
-        if node.primitive is p.remat_p:
-            return self.program(programs[0], nonzero)
-        if node.primitive is p.cond_p:
-            branches = [self.program(branch, nonzero[1:]) for branch in programs]
+        read = ir.branch_operands(node, nonzero)
+        if read is not None:
+            branches = [self.program(branch, read) for branch in programs]
             return [frozenset().union(*in_branches) for in_branches in zip(*branches, strict=True)]
         loop = (ir.Scan if node.primitive is p.scan_p else ir.While).of(node, nonzero)
         *test, body = programs
