@@ -459,10 +459,9 @@ def sample_axes(layer: Layer, value: Value, read: bool) -> tuple[int, ...] | Non
 def _product_axes(layer: Layer, value: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Finds the axes that a layer's product sums over, and those with weights of their own."""
     op = layer.op
-    if op is None or op.primitive is not prim.p.dot_general_p or value not in op.inputs:
+    if op is None or value not in op.inputs or (product := Contraction.of(op)).is_convolution:
         return (), ()
     side = op.inputs.index(value)
-    product = Contraction.of(op)
     return product.summed(side), product.batch(side) if layer.kind == "linear" else ()
 
 
@@ -478,7 +477,7 @@ def _merged(lineage: Lineage) -> Labels:
 def _check_merged(layer: Layer, leaves: Mapping[str, int]) -> None:
     """Notes whether a convolution has a kernel for each draw, all in one axis of channels."""
     op = layer.op if layer.kind == "linear" else None
-    if op is None or op.primitive is not prim.p.conv_general_dilated_p:
+    if op is None or not Contraction.of(op).is_convolution:
         return
     kernel = op.inputs[1]
     grouped = op.params["feature_group_count"] > 1

@@ -286,7 +286,7 @@ def _multiplication(
         (inside,) = maker.values
     if inside is not source:
         return f"its weight reaches its {node.primitive.name} in another form"
-    if node.primitive is prim.p.conv_general_dilated_p:
+    if Contraction.of(node).is_convolution:
         if _is_data(node.inputs[1]):
             return "its kernel is data and its image a parameter"
         if node.params["batch_group_count"] != 1:

@@ -255,11 +255,11 @@ def is_product(node: Node, operand: int, flow: ExampleFlow) -> bool:
         return False
     if not _meets_examples(node, operand, flow):
         return False
-    is_dot = node.primitive is p.dot_general_p
-    if not is_dot and (operand != 1 or node.params["batch_group_count"] != 1):
+    product = Contraction.of(node)
+    if product.is_convolution and (operand != 1 or node.params["batch_group_count"] != 1):
         return False
     axis = flow.axis(node.inputs[1 - operand])
-    return flow.examples is None or axis in Contraction.of(node).free(1 - operand)
+    return flow.examples is None or axis in product.free(1 - operand)
 
 
 def _meets_examples(node: Node, operand: int, flow: ExampleFlow) -> bool:
