@@ -54,7 +54,7 @@ def test_constants_are_evaluated_and_a_known_condition_decides():
     assert array.array.tolist() == [0, 1, 2]
 
 
-def test_a_known_number_follows_broadcasts_and_pointwise_functions():
+def test_a_known_number_follows_views_and_pointwise_functions():
     (product,) = jax.make_jaxpr(lambda x, y: x * y)(2.0, 4.0).jaxpr.eqns
     (broadcast,) = jax.make_jaxpr(lambda x: jax.lax.broadcast(x, (3,)))(8.0).jaxpr.eqns
     (total,) = jax.make_jaxpr(jnp.sum)(jnp.ones(3)).jaxpr.eqns
@@ -62,6 +62,9 @@ def test_a_known_number_follows_broadcasts_and_pointwise_functions():
     assert known_number(product, [2.0, None]) is None
     assert known_number(broadcast, [8.0]) == 8
     assert known_number(total, [8.0]) is None
+    for view in (jnp.transpose, lambda x: x[1:], lambda x: x[:, ::-1], lambda x: x.reshape(12)):
+        (eqn,) = jax.make_jaxpr(view)(jnp.ones((3, 4))).jaxpr.eqns
+        assert known_number(eqn, [8.0]) == 8
 
 
 MOVES = {

@@ -49,7 +49,7 @@ from jaxeff.program.ir import primitives as prim
 
 Rule = Callable[..., Any]
 
-_UNIFORM = {p.broadcast_in_dim_p, p.reshape_p, p.copy_p}
+_UNIFORM = prim.VIEWS | {p.copy_p}
 
 
 @dataclass(frozen=True)
