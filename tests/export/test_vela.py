@@ -16,8 +16,18 @@ from jaxeff_export import MissingExtraError, vela_latency
 from jaxeff_export.latency import _vela as vela
 
 import jaxeff
-from jaxeff.nn import ResNet8
-from jaxeff.search import Candidate, Candidates, LatencyError, Policy, SearchSpace
+from jaxeff.nn import ResNet8, small_classifier
+from jaxeff.search import (
+    Actions,
+    Candidate,
+    Candidates,
+    Knapsack,
+    LatencyError,
+    Policy,
+    SearchSpace,
+    search_among,
+    sensitivity,
+)
 
 INSTALLED = all(map(importlib.util.find_spec, ("ethosu", "litert_converter")))
 
@@ -65,6 +75,25 @@ def test_without_vela_the_extra_is_named(monkeypatch):
 def test_another_accelerator_is_refused():
     with pytest.raises(ValueError, match=r"accelerator must be one of .*ethos-u55-128"):
         vela_latency(np.zeros((1, 4)), accelerator="ethos-n78")
+
+
+@pytest.mark.slow
+def test_a_knapsack_weighs_channels_by_cycles(monkeypatch):
+    # In place of the compiler: eight cycles for a channel, whatever it multiplies.
+    monkeypatch.setattr(vela, "require_extra", lambda *names: None)
+    monkeypatch.setattr(vela, "_written", lambda candidate, *more: candidate.policy.kept)
+    monkeypatch.setattr(vela, "estimated_cycles", lambda kept, accelerator: 8.0 * kept.sum())
+    f, params, data = small_classifier()
+    space, actions = SearchSpace.read(f, params, data[0][:1]), Actions("pruning", round_to=1)
+    outcome = search_among(
+        jax.random.key(0),
+        Candidates(f, params, data, data, space, steps=0, batch_size=32),
+        latency=vela_latency(data[0]), target=0.6, actions=actions, episodes=1, agent=Knapsack(9),
+        known=sensitivity(f, params, data[0], space, actions), progress=False,
+    )  # fmt: skip
+    # Costs of single layers add up to a candidate's, so that the first network lands. Told
+    # multiply-accumulates it is at 1.6 of what was asked.
+    assert outcome.episodes[0]["ratio"] == pytest.approx(1, abs=0.2)
 
 
 SUMMARY = "network,cycles_npu,cycles_total\nnet,90,120.5\n"

@@ -11,9 +11,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -29,14 +28,15 @@ Accelerator = Literal[
 
 
 @validate(inputs=input_batch, accelerator=one_of(*Accelerator.__args__))  # type: ignore[attr-defined]
-def vela_latency(
-    *inputs: Any, accelerator: Accelerator = "ethos-u55-128"
-) -> Callable[[Candidate], float]:
+def vela_latency(*inputs: Any, accelerator: Accelerator = "ethos-u55-128") -> "VelaLatency":
     """Makes a latency by Vela: cycles of a call on one input, on an Ethos-U55 or U65.
 
     The accelerator has products of 8 bits alone, so a policy's bits count as 8, and channels are
     what a search by it chooses. Candidates with the same channels are compiled once. Memories are
     those that Vela assumes where it is told none: weights in flash, activations in 4 MiB of SRAM.
+
+    A searcher may ask it of any policy, as a knapsack does of every number of channels of every
+    layer before its first episode. That takes a second or two each.
 
     ```python
     import importlib.util
@@ -63,20 +63,39 @@ def vela_latency(
         accelerator, or Vela leaves operators to the processor beside it, and `MissingExtraError`
         where Vela or the converter isn't installed.
     """
-    # Channels alone decide, and Vela takes a second.
-    known: dict[tuple[int, ...], float] = {}
+    return VelaLatency(inputs, accelerator)
 
-    def latency(candidate: Candidate) -> float:
+
+class VelaLatency:
+    """Cycles by Vela of candidates, each number of channels compiled once; of `vela_latency`.
+
+    Attributes:
+        looked_up: For searchers: asking costs no measurement on a board.
+    """
+
+    looked_up: ClassVar[bool] = True
+
+    def __init__(self, inputs: tuple[Any, ...], accelerator: Accelerator) -> None:
+        self._inputs, self._accelerator = inputs, accelerator
+        self._known: dict[tuple[int, ...], float] = {}
+
+    def __call__(self, candidate: Candidate) -> float:
+        """Counts the cycles of a call.
+
+        Raises:
+            LatencyError: The candidate can't be written for the accelerator, or Vela leaves
+                operators to the processor beside it.
+            MissingExtraError: Vela or the converter isn't installed.
+        """
         require_extra("ethosu", "vela_latency")
         require_extra("litert_converter", "vela_latency")
+        # Channels alone decide.
         kept = tuple(np.asarray(candidate.policy.kept).tolist())
-        if kept not in known:
+        if kept not in self._known:
             with tempfile.TemporaryDirectory(prefix="jaxeff-vela-") as folder:
-                file = _written(candidate, inputs, Path(folder) / "net.tflite")
-                known[kept] = estimated_cycles(file, accelerator)
-        return known[kept]
-
-    return latency
+                file = _written(candidate, self._inputs, Path(folder) / "net.tflite")
+                self._known[kept] = estimated_cycles(file, self._accelerator)
+        return self._known[kept]
 
 
 def _written(candidate: Candidate, inputs: tuple[Any, ...], path: Path) -> Path:
