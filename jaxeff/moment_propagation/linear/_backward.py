@@ -29,13 +29,13 @@ from jaxeff.moment_propagation.linear import _flow as flows
 from jaxeff.moment_propagation.linear import _products as products
 from jaxeff.moment_propagation.linear._flow import ExampleFlow, value_of
 from jaxeff.moment_propagation.linear._slopes import (
-    Each,
-    Rows,
+    RowSlopes,
+    SharedSlopes,
     Slopes,
     SpreadSum,
-    added,
-    each,
+    add_slopes,
     only_row,
+    to_shared,
 )
 from jaxeff.moment_propagation.rules import Kind, kind_of
 from jaxeff.program import Layer, Program, evaluate, plain_rule
@@ -95,7 +95,7 @@ class Backward:
             if not layer.nodes:
                 for source, output in zip(layer.inputs, layer.outputs, strict=True):
                     if output in here:
-                        reached[source] = added(reached.get(source), here[output])
+                        reached[source] = add_slopes(reached.get(source), here[output])
                 continue
             inputs = [env[v] for v in layer.inputs]
             owned = {i: variances[v] for i, v in enumerate(layer.inputs) if v in variances}
@@ -104,7 +104,7 @@ class Backward:
             total = total + part
             for i, one in by_inputs.items():
                 value = layer.inputs[i]
-                reached[value] = added(reached.get(value), one)
+                reached[value] = add_slopes(reached.get(value), one)
         return total
 
     def _layer(self, layer: Layer) -> Callable[..., Any]:
@@ -160,7 +160,7 @@ class Backward:
                 by_inputs = self._derived(layer, node, rest, env, here) if rest else {}
             for i, one in by_inputs.items():
                 value = node.inputs[i]
-                reached[value] = added(reached.get(value), one)
+                reached[value] = add_slopes(reached.get(value), one)
         return total
 
     def _is_read_by(self, node: Node, operand: int) -> bool:
@@ -177,7 +177,7 @@ class Backward:
         slopes: Slopes | None,
     ) -> Array:
         """Computes the part of the variance of an array that this node alone reads."""
-        assert isinstance(slopes, Rows)
+        assert isinstance(slopes, RowSlopes)
         other = value_of(node.inputs[1 - operand], env)
         var = variances[node.inputs[operand]]
         if node.primitive is p.gather_p:
@@ -216,7 +216,7 @@ class Backward:
         if rowwise:
             pull = _pull(node, rowwise, operands)
             for i, g in zip(rowwise, jax.vmap(pull)(self._filled(node, here)), strict=True):
-                results[i] = Rows(g, axes[i])
+                results[i] = RowSlopes(g, axes[i])
         for i in wanted:
             if i not in results:
                 results[i] = self._by_shared(node, i, operands, here)
@@ -238,23 +238,25 @@ class Backward:
         here: Sequence[Slopes | None],
     ) -> Slopes:
         """Returns the slopes by an operand that examples share."""
-        if any(isinstance(one, Each) for one in here):
+        if any(isinstance(one, SharedSlopes) for one in here):
             return self._of_shared(node, operand, operands, here)
         if len(node.outputs) == 1:
             (slopes,) = here
-            assert isinstance(slopes, Rows)
+            assert isinstance(slopes, RowSlopes)
             assert slopes.axis is not None
             kept = flows.keeps_rows(node, operand, slopes.axis)
             if kept is not None:
-                return Rows(jax.vmap(_pull(node, [operand], operands))([slopes.slopes])[0], kept)
+                return RowSlopes(
+                    jax.vmap(_pull(node, [operand], operands))([slopes.slopes])[0], kept
+                )
             rule = _BY_KIND.get(kind_of(node.primitive))
             slopes_of_each = None if rule is None else rule(self, node, operand, operands, slopes)
             if slopes_of_each is not None:
-                return Each(slopes_of_each)
+                return SharedSlopes(slopes_of_each)
         return self._one_by_one(node, operand, operands, here)
 
     def _of_affine(
-        self, node: Node, operand: int, operands: Sequence[Any], slopes: Rows
+        self, node: Node, operand: int, operands: Sequence[Any], slopes: RowSlopes
     ) -> Array | None:
         """Returns the slopes by what is repeated, or looked up."""
         if node.primitive is p.broadcast_in_dim_p:
@@ -265,7 +267,7 @@ class Backward:
         return None
 
     def _of_bilinear(
-        self, node: Node, operand: int, operands: Sequence[Any], slopes: Rows
+        self, node: Node, operand: int, operands: Sequence[Any], slopes: RowSlopes
     ) -> Array | None:
         """Returns the slopes by matrices that examples are multiplied by."""
         if not flows.is_product(node, operand, self.flow):
@@ -275,42 +277,44 @@ class Backward:
 
     def _of_shared(
         self, node: Node, operand: int, operands: Sequence[Any], here: Sequence[Slopes | None]
-    ) -> Each:
+    ) -> SharedSlopes:
         """Returns the slopes by an operand, given each example's slopes by results they share."""
         slopes = [
             jnp.zeros((self.seeds, self.examples, *v.aval.shape), v.aval.dtype)
             if one is None
-            else each(one).slopes
+            else to_shared(one).slopes
             for v, one in zip(node.outputs, here, strict=True)
             if flows.is_inexact(v)
         ]
-        return Each(jax.vmap(jax.vmap(_pull(node, [operand], operands)))(slopes)[0])
+        return SharedSlopes(jax.vmap(jax.vmap(_pull(node, [operand], operands)))(slopes)[0])
 
     def _one_by_one(
         self, node: Node, operand: int, operands: Sequence[Any], here: Sequence[Slopes | None]
-    ) -> Each:
+    ) -> SharedSlopes:
         """Returns the slopes by an operand, an example's after the other."""
         pull, filled = _pull(node, [operand], operands), self._filled(node, here)
         known = [one for v, one in zip(node.outputs, here, strict=True) if flows.is_inexact(v)]
 
         def example(b: Array) -> Array:
             alone = [
-                only_row(g, one.axis, b) if isinstance(one, Rows) and one.axis is not None else g
+                only_row(g, one.axis, b)
+                if isinstance(one, RowSlopes) and one.axis is not None
+                else g
                 for g, one in zip(filled, known, strict=True)
             ]
             return jax.vmap(pull)(alone)[0]
 
-        return Each(jnp.moveaxis(jax.lax.map(example, jnp.arange(self.examples)), 0, 1))
+        return SharedSlopes(jnp.moveaxis(jax.lax.map(example, jnp.arange(self.examples)), 0, 1))
 
     def _of_pointwise(
-        self, node: Node, operand: int, operands: Sequence[Any], slopes: Rows
+        self, node: Node, operand: int, operands: Sequence[Any], slopes: RowSlopes
     ) -> Array:
         """Returns the slopes by an operand that a pointwise function repeats."""
         shape = jnp.shape(operands[operand])
         repeated = [*operands]
         repeated[operand] = jnp.broadcast_to(operands[operand], node.outputs[0].aval.shape)
         (g,) = jax.vmap(_pull(node, [operand], repeated))([slopes.slopes])
-        return products.repeated(shape, range(len(shape)), Rows(g, slopes.axis))
+        return products.repeated(shape, range(len(shape)), RowSlopes(g, slopes.axis))
 
     @property
     def examples(self) -> int:
@@ -355,19 +359,19 @@ class Backward:
         reached: SlopesByValue = {}
         for value, one in zip(body.outputs, slopes, strict=True):
             if one is not None and self.flow.is_random(value):
-                reached[value] = added(reached.get(value), self._formed(value, one))
+                reached[value] = add_slopes(reached.get(value), self._formed(value, one))
         total = self.program(body, env, variances, reached)
         return {i: reached[v] for i, v in enumerate(body.inputs) if v in reached}, total
 
     def _formed(self, value: Value, slopes: Slopes) -> Slopes:
         """Brings slopes to the form of a value: in a loop they have one in all steps."""
-        return each(slopes) if self.flow.axis(value) is None else slopes
+        return to_shared(slopes) if self.flow.axis(value) is None else slopes
 
     def _zeros(self, value: Value) -> Slopes:
         axis, shape = self.flow.axis(value), value.aval.shape
         if axis is None:
-            return Each(jnp.zeros((self.seeds, self.examples, *shape), value.aval.dtype))
-        return Rows(jnp.zeros((self.seeds, *shape), value.aval.dtype), axis)
+            return SharedSlopes(jnp.zeros((self.seeds, self.examples, *shape), value.aval.dtype))
+        return RowSlopes(jnp.zeros((self.seeds, *shape), value.aval.dtype), axis)
 
     def _branches(
         self,
@@ -431,7 +435,7 @@ class Backward:
             before = {
                 i: (formed.get(i) or self._zeros(body.inputs[i]))
                 if i >= consts
-                else added(slopes[i], formed[i])
+                else add_slopes(slopes[i], formed[i])
                 if i in formed
                 else slopes[i]
                 for i in moving
@@ -467,16 +471,16 @@ _BY_KIND: dict[Kind, Callable[..., Array | None]] = {
 
 def _by_step(slopes: Slopes) -> Slopes:
     """Brings the axis of steps to the front, for a scan to read."""
-    if isinstance(slopes, Each):
-        return Each(jnp.moveaxis(slopes.slopes, 2, 0))
-    return Rows(jnp.moveaxis(slopes.slopes, 1, 0), (slopes.axis or 1) - 1)
+    if isinstance(slopes, SharedSlopes):
+        return SharedSlopes(jnp.moveaxis(slopes.slopes, 2, 0))
+    return RowSlopes(jnp.moveaxis(slopes.slopes, 1, 0), (slopes.axis or 1) - 1)
 
 
 def _stacked(slopes: Slopes) -> Slopes:
     """Brings the axis of steps from the front to where it is in the array."""
-    if isinstance(slopes, Each):
-        return Each(jnp.moveaxis(slopes.slopes, 0, 2))
-    return Rows(jnp.moveaxis(slopes.slopes, 0, 1), (slopes.axis or 0) + 1)
+    if isinstance(slopes, SharedSlopes):
+        return SharedSlopes(jnp.moveaxis(slopes.slopes, 0, 2))
+    return RowSlopes(jnp.moveaxis(slopes.slopes, 0, 1), (slopes.axis or 0) + 1)
 
 
 def _pull(

@@ -51,7 +51,13 @@ from jaxeff.moment_propagation.linear._outputs import (
     let_through,
     variance_through,
 )
-from jaxeff.moment_propagation.linear._slopes import Rows, Slopes, SpreadSum, added, each
+from jaxeff.moment_propagation.linear._slopes import (
+    RowSlopes,
+    Slopes,
+    SpreadSum,
+    add_slopes,
+    to_shared,
+)
 from jaxeff.program import CORRELATIONS, Program, closed, once_for_equal, plain_rule
 from jaxeff.program.ir import Value
 
@@ -256,9 +262,9 @@ class _Seeded:
         if slopes is None:
             return None
         # Of one example that is everything there is one row.
-        if isinstance(slopes, Rows) and slopes.axis is None:
+        if isinstance(slopes, RowSlopes) and slopes.axis is None:
             return slopes.slopes[:, None]
-        return each(slopes).slopes
+        return to_shared(slopes).slopes
 
     def covariances(self) -> dict[int, Array]:
         """Computes the covariances of each result's entries, by number."""
@@ -284,20 +290,20 @@ class _Seeded:
         """Counts the entries of one example in a result."""
         return self.program.outputs[number].aval.size // (self.flow.examples or 1)
 
-    def _seed(self, value: Value, entries: Array) -> Rows:
+    def _seed(self, value: Value, entries: Array) -> RowSlopes:
         """Returns slopes of a result's entries, by number, by themselves; others have none."""
         axis, shape = self._axis(value), list(value.aval.shape)
         if axis is not None:
             shape[axis] = 1
         one = entries[:, None] == jnp.arange(math.prod(shape))[None]
         seeds = one.astype(value.aval.dtype).reshape(-1, *shape)
-        return Rows(jnp.broadcast_to(seeds, (len(entries), *value.aval.shape)), axis)
+        return RowSlopes(jnp.broadcast_to(seeds, (len(entries), *value.aval.shape)), axis)
 
     def _seeds_of(self, entries: Array, starts: Any) -> SlopesByValue:
         reached: SlopesByValue = {}
         for number, start in zip(self.numbers, starts[:-1], strict=True):
             value = self.program.outputs[number]
-            reached[value] = added(reached.get(value), self._seed(value, entries - start))
+            reached[value] = add_slopes(reached.get(value), self._seed(value, entries - start))
         return reached
 
     def _spread(self, reached: SlopesByValue, seeds: int, full: bool) -> Array:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxeff.moment_propagation.linear._slopes import Rows, SpreadSum, gathered
+from jaxeff.moment_propagation.linear._slopes import RowSlopes, SpreadSum, gathered
 from jaxeff.program.ir import Contraction, Node
 
 
@@ -23,7 +23,7 @@ def of_product(
     operand: int,
     other: Array,
     axis: int | None,
-    slopes: Rows,
+    slopes: RowSlopes,
     var: Array,
 ) -> Array:
     """Computes the part of the variance that the matrices of a product make, `[seeds, examples]`.
@@ -42,7 +42,7 @@ def of_product(
     return spread.of_product(x, g, _matrices(contraction, var))
 
 
-def by_matrix(node: Node, operand: int, other: Array, axis: int | None, slopes: Rows) -> Array:
+def by_matrix(node: Node, operand: int, other: Array, axis: int | None, slopes: RowSlopes) -> Array:
     """Computes every example's slopes by the matrices, `[seeds, examples, *shape]`."""
     contraction = replace(Contraction.of(node), side=operand)
     x, g = _rows(contraction, other, axis), _rows_of_result(contraction, slopes.slopes, axis)
@@ -138,7 +138,7 @@ def _patches(contraction: Contraction, x: Array) -> Array:
     return jnp.concatenate(windows, axis=2)
 
 
-def _looked_up(node: Node, indices: Array, slopes: Rows) -> tuple[Array, Array]:
+def _looked_up(node: Node, indices: Array, slopes: RowSlopes) -> tuple[Array, Array]:
     """Returns slopes `[seeds, examples, places, row]` and rows' numbers `[examples, places]`.
 
     The number of what is outside of the table is its length.
@@ -154,7 +154,9 @@ def _looked_up(node: Node, indices: Array, slopes: Rows) -> tuple[Array, Array]:
     return g, jnp.where((numbers >= 0) & (numbers < table[0]), numbers, table[0])
 
 
-def of_look_up(spread: SpreadSum, node: Node, indices: Array, slopes: Rows, var: Array) -> Array:
+def of_look_up(
+    spread: SpreadSum, node: Node, indices: Array, slopes: RowSlopes, var: Array
+) -> Array:
     """Computes the part of the variance that a table makes whose rows are looked up.
 
     A row that is looked up at several places is the same random value there:
@@ -175,14 +177,14 @@ def of_look_up(spread: SpreadSum, node: Node, indices: Array, slopes: Rows, var:
     return (weighted * summed).sum((2, 3))
 
 
-def by_table(node: Node, indices: Array, slopes: Rows) -> Array:
+def by_table(node: Node, indices: Array, slopes: RowSlopes) -> Array:
     """Computes every example's slopes by a table whose rows are looked up."""
     g, numbers = _looked_up(node, indices, slopes)
     shape = node.inputs[0].aval.shape
     return gathered(g, numbers, shape[0]).reshape(*g.shape[:2], *shape)
 
 
-def repeated(shape: Sequence[int], along: Sequence[int], slopes: Rows) -> Array:
+def repeated(shape: Sequence[int], along: Sequence[int], slopes: RowSlopes) -> Array:
     """Computes every example's slopes by what is repeated along the examples' axis.
 
     Args:

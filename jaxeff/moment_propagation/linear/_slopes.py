@@ -1,22 +1,15 @@
-"""Slopes of all results at once, kept apart by examples, and the variances they make.
+"""Slopes of all results (rows of the Jacobian), kept apart by examples, and their variances.
 
-A pass backward is started with one *seed* per entry of an example's result, for all examples
-together: rows of an array that hold one example each get a slope of their own, since examples don't
-mix. Two forms of slopes follow from that, of an array of any shape:
+The backward pass (`_backward`) is started with one *seed* per entry of an example's result, for all
+examples together: rows of an array that hold one example each get a slope of their own, since
+examples don't mix. Two forms of slopes follow from that, of an array of any shape:
 
-    Rows    `[seeds, *shape]`, of an array with an axis of examples: each row's are its example's
-    Each    `[seeds, examples, *shape]`, of an array that examples share, such as a weight
+    RowSlopes     `[seeds, *shape]`, of an array with an axis of examples: a row's are its example's
+    SharedSlopes  `[seeds, examples, *shape]`, of an array that examples share, such as a weight
 
-Where examples can't be told apart, everything is one example: `Rows` without an axis.
+Where examples can't be told apart, everything is one example: `RowSlopes` without an axis.
 
-A product of examples with a weight array that nothing else reads is taken apart, as a matrix
-product x w of T rows of an example (positions, tokens, patches). With g the slope by its result,
-
-    sum_io v_io (sum_t x_ti g_to)^2                                  in gradients, [in, out] a seed
-  = sum_tu sum_o g_to g_uo q_tuo,  q_tuo = sum_i v_io x_ti x_ui      in pairs of rows, [T, T, out]
-
-The second form makes no gradient of the weight, and its q serves all seeds; with one row it is
-(x^2) v (g^2). What costs fewer operations is taken.
+`SpreadSum` squares slopes, weighs them by variances and sums them: a variance by each array.
 """
 
 from collections.abc import Sequence
@@ -29,14 +22,14 @@ from jaxtyping import Array
 GRADIENT_ENTRIES = 2**20
 """Entries of a weight's gradients that are held at once, 4 MiB in float32."""
 _SMALL = 2**16
-"""Entries of an array whose slopes are put beside those of others."""
-_TOUCHED = 16
+"""Entries, at most, of an array whose slopes are put beside those of others."""
+_GRADIENT_COST = 16
 """What an entry of a gradient costs, squared and weighted, in multiply-accumulates of a product."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RowSlopes:
     """Slopes by an array whose rows along one axis belong to different examples.
 
     Attributes:
@@ -48,18 +41,17 @@ class Rows:
     axis: int | None = field(metadata={"static": True})
 
     def by_example(self) -> Array:
-        """Returns `[seeds, examples, rest]`."""
-        g = (
-            self.slopes[:, None]
-            if self.axis is None
-            else jnp.moveaxis(self.slopes, self.axis + 1, 1)
-        )
+        """Returns `[seeds, examples, entries]`."""
+        if self.axis is None:
+            g = self.slopes[:, None]
+        else:
+            g = jnp.moveaxis(self.slopes, self.axis + 1, 1)
         return g.reshape(*g.shape[:2], -1)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Each:
+class SharedSlopes:
     """Slopes by an array that all examples share.
 
     Attributes:
@@ -69,36 +61,37 @@ class Each:
     slopes: Array
 
     def by_example(self) -> Array:
-        """Returns `[seeds, examples, rest]`."""
+        """Returns `[seeds, examples, entries]`."""
         return self.slopes.reshape(*self.slopes.shape[:2], -1)
 
 
-Slopes = Rows | Each
+Slopes = RowSlopes | SharedSlopes
 
 
 def only_row(g: Array, axis: int, example: Array) -> Array:
     """Sets slopes `[seeds, *shape]` to zero in the rows of all other examples."""
-    here = jnp.arange(g.shape[axis + 1]) == example
-    return jnp.where(here.reshape(*[1] * (axis + 1), -1, *[1] * (g.ndim - axis - 2)), g, 0)
+    is_example = jnp.arange(g.shape[axis + 1]) == example
+    return jnp.where(is_example.reshape(*[1] * (axis + 1), -1, *[1] * (g.ndim - axis - 2)), g, 0)
 
 
-def each(slopes: Slopes) -> Each:
+def to_shared(slopes: Slopes) -> SharedSlopes:
     """Brings slopes to the form of an array that examples share."""
-    if isinstance(slopes, Each):
+    if isinstance(slopes, SharedSlopes):
         return slopes
+    # An example's slopes by the rows of others are zero.
     assert slopes.axis is not None
     g, axis = slopes.slopes, slopes.axis
     examples = jnp.arange(g.shape[axis + 1])
-    return Each(jax.vmap(lambda b: only_row(g, axis, b), out_axes=1)(examples))
+    return SharedSlopes(jax.vmap(lambda b: only_row(g, axis, b), out_axes=1)(examples))
 
 
-def added(one: Slopes | None, other: Slopes) -> Slopes:
-    """Adds slopes by one array that were found on two ways."""
-    if one is None:
-        return other
-    if isinstance(one, Rows) and isinstance(other, Rows) and one.axis == other.axis:
-        return Rows(one.slopes + other.slopes, one.axis)
-    return Each(each(one).slopes + each(other).slopes)
+def add_slopes(first: Slopes | None, second: Slopes) -> Slopes:
+    """Adds slopes by one array that were found on two ways; None is nothing yet."""
+    if first is None:
+        return second
+    if isinstance(first, RowSlopes) and isinstance(second, RowSlopes) and first.axis == second.axis:
+        return RowSlopes(first.slopes + second.slopes, first.axis)
+    return SharedSlopes(to_shared(first).slopes + to_shared(second).slopes)
 
 
 @dataclass(frozen=True)
@@ -126,7 +119,7 @@ class SpreadSum:
         small: list[tuple[Array, Array]] = []
         for slopes, var, shape in arrays:
             g, var = slopes.by_example(), jnp.broadcast_to(var, shape)
-            if isinstance(slopes, Rows) and slopes.axis is not None:
+            if isinstance(slopes, RowSlopes) and slopes.axis is not None:
                 v = jnp.moveaxis(var, slopes.axis, 0).reshape(g.shape[1], -1)
                 total = total + self._summed(g, v)
             elif var.size > _SMALL:
@@ -136,7 +129,7 @@ class SpreadSum:
         # Biases and scales are many: side by side they are one sum, which is compiled once.
         for dtype in dict.fromkeys(g.dtype for g, _ in small):
             parts = [(g, v) for g, v in small if g.dtype == dtype]
-            g, v = (jnp.concatenate(one, axis=-1) for one in zip(*parts, strict=True))
+            g, v = (jnp.concatenate(columns, axis=-1) for columns in zip(*parts, strict=True))
             total = total + self._summed(g, v)
         return total
 
@@ -149,6 +142,16 @@ class SpreadSum:
     def of_product(self, x: Array, g: Array, v: Array) -> Array:
         """Sums squared slopes by the matrices of a product, weighted by their variances.
 
+        A product of examples with a weight array that nothing else reads is a matrix product x w of
+        T rows of an example (positions, tokens, patches). With g the slope by its result,
+
+            sum_io v_io (sum_t x_ti g_to)^2                                  by gradients
+          = sum_tu sum_o g_to g_uo q_tuo,  q_tuo = sum_i v_io x_ti x_ui      by pairs of rows
+
+        The first makes a gradient `[in, out]` a seed; the second makes none, only q, `[T, T, out]`,
+        which serves all seeds: with one row it is (x^2) v (g^2). What costs fewer operations is
+        taken.
+
         Args:
             x: Rows that are multiplied, `[groups, examples, rows, in]`.
             g: Slopes by the product, `[seeds, groups, examples, rows, out]`.
@@ -157,15 +160,15 @@ class SpreadSum:
         Returns:
             `[seeds, examples]`, or `[seeds, seeds, examples]` if `full`.
         """
-        rows, into, out, seeds = *x.shape[2:], g.shape[-1], len(g)
+        rows, inputs, outputs, seeds = *x.shape[2:], g.shape[-1], len(g)
         if rows == 1:
             return self._of_pairs(g, g, _by_rows(x * x, v))
         # A pair's q is a row of a product of its own, but where variances don't depend on the
         # inputs and outputs together.
-        of_pair = into * (out if v.shape[1] > 1 and v.shape[2] > 1 else 1)
-        by_pairs = rows * (rows + 1) // 2 * of_pair + 2 * seeds * rows * rows * out
-        by_gradients = seeds * into * out * (rows + _TOUCHED)
-        if by_gradients <= by_pairs:
+        pair_cost = inputs * (outputs if v.shape[1] > 1 and v.shape[2] > 1 else 1)
+        pairs_cost = rows * (rows + 1) // 2 * pair_cost + 2 * seeds * rows * rows * outputs
+        gradients_cost = seeds * inputs * outputs * (rows + _GRADIENT_COST)
+        if gradients_cost <= pairs_cost:
             return self._by_gradients(x, g, v)
         return self._by_pairs(x, g, v)
 
@@ -176,61 +179,65 @@ class SpreadSum:
         return (g * h * q[None]).sum((1, 3, 4))
 
     def _by_pairs(self, x: Array, g: Array, v: Array) -> Array:
+        """Sums over pairs of rows, as `of_product` says; its arguments."""
         rows = x.shape[2]
         if v.shape[2] == 1 or v.shape[1] == 1:
             # The same for all outputs, or for all inputs: what differs along the other axis scales
             # the rows.
-            one = jnp.ones((1, 1, 1), v.dtype)
-            by_in, by_out = (v, one) if v.shape[2] == 1 else (one, v)
-            q = jnp.einsum("heti,heui->hetu", x * by_in[:, None, :, :].mT, x)
-            h = jnp.einsum("hetu,kheuo->kheto", q, g * by_out[None, :, None])
+            ones = jnp.ones((1, 1, 1), v.dtype)
+            v_in, v_out = (v, ones) if v.shape[2] == 1 else (ones, v)
+            q = jnp.einsum("heti,heui->hetu", x * v_in[:, None, :, :].mT, x)
+            weighted = jnp.einsum("hetu,kheuo->kheto", q, g * v_out[None, :, None])
             if self.full:
-                return jnp.einsum("kheto,lheto->kle", g, h)
-            return (g * h).sum((1, 3, 4))
+                return jnp.einsum("kheto,lheto->kle", g, weighted)
+            return (g * weighted).sum((1, 3, 4))
         # Rows go around: a pair of rows that are so far apart, forwards or backwards, is met once.
-        half = rows // 2 + 1
-        more_x, more_g = (jnp.concatenate([a, a], axis=at) for a, at in ((x, 2), (g, 3)))
+        distances = rows // 2 + 1
+        x_twice, g_twice = jnp.concatenate([x, x], axis=2), jnp.concatenate([g, g], axis=3)
 
-        def further(apart: Array) -> Array:
-            others = jax.lax.dynamic_slice_in_dim(more_x, apart, rows, 2)
-            h = jax.lax.dynamic_slice_in_dim(more_g, apart, rows, 3)
-            times = jnp.where((apart == 0) | (2 * apart == rows), 1, 2).astype(v.dtype)
-            part = self._of_pairs(g, h, _by_rows(x * others, v) * times)
+        def at_distance(distance: Array) -> Array:
+            x_other = jax.lax.dynamic_slice_in_dim(x_twice, distance, rows, 2)
+            g_other = jax.lax.dynamic_slice_in_dim(g_twice, distance, rows, 3)
+            # A row with itself counts once, and so do rows half way around, which meet both ways.
+            is_once = (distance == 0) | (2 * distance == rows)
+            count = jnp.where(is_once, 1, 2).astype(v.dtype)
+            part = self._of_pairs(g, g_other, _by_rows(x * x_other, v) * count)
             return (part + part.swapaxes(0, 1)) / 2 if self.full else part
 
-        def add(total: Array, apart: Array) -> tuple[Array, None]:
-            return total + further(apart), None
+        def add(total: Array, distance: Array) -> tuple[Array, None]:
+            return total + at_distance(distance), None
 
-        shape = jax.eval_shape(further, jnp.int32(0))
-        nothing = jnp.zeros(shape.shape, shape.dtype)
-        return jax.lax.scan(add, nothing, jnp.arange(half, dtype=jnp.int32))[0]
+        shape = jax.eval_shape(at_distance, jnp.int32(0))
+        zeros = jnp.zeros(shape.shape, shape.dtype)
+        return jax.lax.scan(add, zeros, jnp.arange(distances, dtype=jnp.int32))[0]
 
     def _by_gradients(self, x: Array, g: Array, v: Array) -> Array:
-        into, out, seeds = x.shape[3], g.shape[-1], len(g)
+        """Sums over the weight's gradients, as `of_product` says; its arguments."""
+        inputs, outputs, seeds = x.shape[3], g.shape[-1], len(g)
         groups, examples = x.shape[:2]
-        v = jnp.broadcast_to(v, (groups, into, out))
-        everything = groups * examples * into * out * seeds
-        if everything <= GRADIENT_ENTRIES:
-            gradients, of_all = jnp.einsum("heti,kheto->kheio", x, g), v[None, :, None]
+        v = jnp.broadcast_to(v, (groups, inputs, outputs))
+        if groups * examples * inputs * outputs * seeds <= GRADIENT_ENTRIES:
+            gradients, variances = jnp.einsum("heti,kheto->kheio", x, g), v[None, :, None]
             if self.full:
-                return jnp.einsum("kheio,lheio->kle", gradients * of_all, gradients)
-            return (gradients * gradients * of_all).sum((1, 3, 4))
+                return jnp.einsum("kheio,lheio->kle", gradients * variances, gradients)
+            return (gradients * gradients * variances).sum((1, 3, 4))
 
-        def example(both: tuple[Array, Array]) -> Array:
-            x, g = both  # [groups, rows, in], [seeds, groups, rows, out]
+        # Too many at once: example by example, and of each as many inputs as fit.
+        def of_example(x_and_g: tuple[Array, Array]) -> Array:
+            x, g = x_and_g  # [groups, rows, in], [seeds, groups, rows, out]
 
-            def inputs(part: tuple[Array, Array]) -> Array:
-                x, v = part  # [groups, rows], [groups, out]: of one input
+            def of_input(x_and_v: tuple[Array, Array]) -> Array:
+                x, v = x_and_v  # [groups, rows], [groups, out]
                 gradients = jnp.einsum("ht,khto->kho", x, g)
                 if self.full:
                     return jnp.einsum("kho,lho->kl", gradients * v[None], gradients)
                 return (gradients * gradients * v[None]).sum((1, 2))
 
-            held = max(GRADIENT_ENTRIES // max(groups * out * seeds, 1), 1)
-            parts = jnp.moveaxis(x, 2, 0), jnp.moveaxis(v, 1, 0)
-            return jax.lax.map(inputs, parts, batch_size=min(held, into)).sum(0)
+            inputs_at_once = max(GRADIENT_ENTRIES // max(groups * outputs * seeds, 1), 1)
+            by_input = jnp.moveaxis(x, 2, 0), jnp.moveaxis(v, 1, 0)
+            return jax.lax.map(of_input, by_input, batch_size=min(inputs_at_once, inputs)).sum(0)
 
-        by_example = jax.lax.map(example, (x.swapaxes(0, 1), jnp.moveaxis(g, 2, 0)))
+        by_example = jax.lax.map(of_example, (x.swapaxes(0, 1), jnp.moveaxis(g, 2, 0)))
         return jnp.moveaxis(by_example, 0, -1)
 
 
@@ -242,16 +249,19 @@ def _by_rows(x: Array, v: Array) -> Array:
 
 
 def gathered(g: Array, indices: Array, rows: int) -> Array:
-    """Sums the slopes of the places that look up one row: `[seeds, examples, rows, row]`.
+    """Sums the slopes of the places that look up one row of a table.
 
     Args:
-        g: Slopes by what was looked up, `[seeds, examples, places, row]`.
+        g: Slopes by what was looked up, `[seeds, examples, places, entries]`.
         indices: The numbers of these rows, `[examples, places]`; those past the end are none.
         rows: The number of rows of the table.
+
+    Returns:
+        Slopes by the table, `[seeds, examples, rows, entries]`.
     """
     zeros = jnp.zeros((len(g), rows, g.shape[-1]), g.dtype)
 
-    def example(g: Array, of: Array) -> Array:
-        return zeros.at[:, of].add(g, mode="drop")
+    def of_example(g: Array, indices: Array) -> Array:
+        return zeros.at[:, indices].add(g, mode="drop")
 
-    return jax.vmap(example, in_axes=(1, 0), out_axes=1)(g, indices)
+    return jax.vmap(of_example, in_axes=(1, 0), out_axes=1)(g, indices)
