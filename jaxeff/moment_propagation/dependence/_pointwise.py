@@ -38,6 +38,9 @@ from jaxeff.program import Layer
 from jaxeff.program.ir import FACTS, Facts, Node, Value, entering, extent, facts, inside, walk_nodes
 from jaxeff.program.ir import primitives as prim
 
+MOST_ENTRIES = 2**22
+"""Intermediate entries, at most, of all derivatives of an expansion."""
+
 # Affine in one operand while the others are deterministic.
 AFFINE = {
     q for q in prim.ELEMENTWISE | prim.IN_PLACE
@@ -74,12 +77,12 @@ def is_limited(nodes: Sequence[Node]) -> bool:
         return [_is_never_negative(eqn, signs)] * len(eqn.outvars)
 
     # Nothing is known of what the nodes are given: it may be negative.
-    walk_nodes(nodes, defaultdict(bool), (), entering(rule, _sign), _sign)
+    walk_nodes(nodes, defaultdict(bool), (), entering(rule, _is_positive), _is_positive)
     return bool(limited)
 
 
-def _sign(atom: Any, value: Any) -> bool:
-    """Returns whether a literal is never negative."""
+def _is_positive(atom: Any, value: Any) -> bool:
+    """Returns whether a constant is a literal that isn't negative."""
     # Other constants aren't looked at: they may be traced.
     return isinstance(atom, Literal) and jnp.ndim(value) == 0 and bool(value >= 0)
 
@@ -152,9 +155,6 @@ def _degree(eqn: Any, operands: Sequence[float]) -> float:
     return math.inf
 
 
-MOST_ENTRIES = 2**22
-
-
 def has_rule(layer: Layer, random: Sequence[Value]) -> bool:
     """Returns whether a layer with products is exact by expansion, at an acceptable cost."""
     return degree(layer, random) <= 2 and (is_gram(layer.nodes) or is_affordable(layer, random))
@@ -173,7 +173,14 @@ def is_gram(nodes: Sequence[Node]) -> bool:
 
 
 def is_affordable(layer: Layer, random: Sequence[Value], power: int | None = None) -> bool:
-    """Returns whether the derivatives fit into `MOST_ENTRIES`; `power` is 1 for one by one."""
+    """Returns whether the derivatives fit into `MOST_ENTRIES`.
+
+    Args:
+        layer: Equations.
+        random: The random inputs.
+        power: 1 for derivatives by single entries, 2 for those by pairs; without it, what the
+            degree of the function asks for.
+    """
     sizes = [v.aval.size for v in (*layer.inputs, *(v for n in layer.nodes for v in n.outputs))]
     if not all(isinstance(size, int) for size in sizes):
         return False  # symbolic
@@ -189,7 +196,9 @@ def is_affordable(layer: Layer, random: Sequence[Value], power: int | None = Non
     )
 
 
-def second_order(layer: Layer, random: Sequence[Value], values: dict[Value, Any]) -> Any:
+def second_order(
+    layer: Layer, random: Sequence[Value], values: dict[Value, Any]
+) -> list[Gaussian] | None:
     """Computes the moments of a layer's results by expansion to second order at the means.
 
     Where all second derivatives of a normalization are too expensive, those by single entries are
@@ -210,21 +219,22 @@ def second_order(layer: Layer, random: Sequence[Value], values: dict[Value, Any]
     fixed = {v: a for v, a in values.items() if v not in random}
     curved = degree(layer, random) > 1
     results = []
-    for number, lineage in enumerate(_lineages(layer, random)):
+    for index, lineage in enumerate(_lineages(layer, random)):
 
-        def result(*variables: Array, number: int = number) -> Array:
+        def result(*variables: Array, index: int = index) -> Array:
             operands = {**fixed, **dict(zip(random, variables, strict=True))}
-            return layer.fn(*(operands[v] for v in layer.inputs))[number]
+            return layer.fn(*(operands[v] for v in layer.inputs))[index]
 
         results.append(_expanded(result, lineage, values, curved, pairs))
     return results
 
 
-_OneLineage = list[tuple[Value, _lineage.Labels]]
+_ResultLineage = list[tuple[Value, _lineage.Labels]]
+"""Of one result: each random input, and the labels of its axes."""
 
 
-def _lineages(layer: Layer, random: Sequence[Value]) -> list[_OneLineage]:
-    """Returns for each result the random inputs and the labels of its axes with respect to each."""
+def _lineages(layer: Layer, random: Sequence[Value]) -> list[_ResultLineage]:
+    """Returns the lineage of each result."""
     lineages = _lineage.follow_lineages(layer.nodes, _lineage.independent_lineages(random))[0]
     return [
         [(v, lineages[out].get(v, (_lineage.SHARED,) * len(out.aval.shape))) for v in random]
@@ -233,45 +243,55 @@ def _lineages(layer: Layer, random: Sequence[Value]) -> list[_OneLineage]:
 
 
 def _mixed_axes(value: Value, labels: _lineage.Labels) -> list[int]:
+    """Lists the axes of an input along which its entries meet in a result."""
     return [a for a in range(len(value.aval.shape)) if a not in labels]
 
 
 def _expanded(
     fn: Callable[..., Array],
-    lineage: _OneLineage,
+    lineage: _ResultLineage,
     values: dict[Value, Any],
     curved: bool,
     pairs: bool,
 ) -> Gaussian:
+    """Expands one result of the random inputs.
+
+    Args:
+        fn: The result as a function of the random inputs.
+        lineage: Those inputs, and which of their entries meet.
+        values: The value of each.
+        curved: Whether `fn` has second derivatives.
+        pairs: Whether those by pairs of entries are taken, or by single entries alone.
+    """
     means = [values[v].mean for v, _ in lineage]
     # Entries that meet no other share a tangent, as columns of a sparse Jacobian share a colour
     # (Curtis, Powell and Reid 1974): a batch costs no more than one example.
     tangents = _side_by_side([_basis(v, labels, values[v].mean.dtype) for v, labels in lineage])
     spreads = [_spread(values[v].var, labels) for v, labels in lineage]
-    layout = np.broadcast_shapes(*(s.shape[1:] for s in spreads))
-    spread = jnp.concatenate([jnp.broadcast_to(s, (len(s), *layout)) for s in spreads])
+    shape = np.broadcast_shapes(*(s.shape[1:] for s in spreads))
+    spread = jnp.concatenate([jnp.broadcast_to(s, (len(s), *shape)) for s in spreads])
 
-    def slope(at: Sequence[Array], tangent: Sequence[Array]) -> Array:
-        return jax.jvp(fn, at, tangent)[1]
+    def slope(point: Sequence[Array], tangent: Sequence[Array]) -> Array:
+        return jax.jvp(fn, point, tangent)[1]
 
     def with_entry(total: tuple[Array, Array], entry: Any) -> Any:
         mean, var = total
-        number, tangent, v = entry
+        index, tangent, v = entry
 
-        def curvature(second: Sequence[Array]) -> Any:
-            return jax.jvp(lambda *x: slope([*x], tangent), means, second)
+        def curvature(second_tangent: Sequence[Array]) -> Any:
+            return jax.jvp(lambda *x: slope([*x], tangent), means, second_tangent)
 
         # Affine: the mean is exact at the centre, and there are no second derivatives to take.
         if not curved:
             return (mean, var + v * slope(means, tangent) ** 2), None
         if not pairs:
-            first, bend = curvature(tangent)
-            return (mean + 0.5 * v * bend, var + v * first**2 + 0.5 * (v * bend) ** 2), None
+            g_p, g_pp = curvature(tangent)
+            return (mean + 0.5 * v * g_pp, var + v * g_p**2 + 0.5 * (v * g_pp) ** 2), None
         # Row p of the Hessian: forward over forward, all q at once. The slope is the same for each
         # q.
-        first, bends = jax.vmap(curvature, out_axes=(None, 0))(tangents)
-        mean = mean + 0.5 * v * bends[number]
-        var = var + v * first**2 + 0.5 * v * jnp.sum(spread * bends * bends, 0)
+        g_p, g_pq = jax.vmap(curvature, out_axes=(None, 0))(tangents)
+        mean = mean + 0.5 * v * g_pq[index]
+        var = var + v * g_p**2 + 0.5 * v * jnp.sum(spread * g_pq * g_pq, 0)
         return (mean, var), None
 
     centre = fn(*means)
@@ -287,8 +307,8 @@ def _side_by_side(bases: Sequence[Array]) -> list[Array]:
     before = [sum(counts[:k]) for k in range(len(counts))]
     after = [sum(counts[k + 1 :]) for k in range(len(counts))]
     return [
-        jnp.pad(basis, [(i, j)] + [(0, 0)] * (basis.ndim - 1))
-        for basis, i, j in zip(bases, before, after, strict=True)
+        jnp.pad(basis, [padding] + [(0, 0)] * (basis.ndim - 1))
+        for basis, padding in zip(bases, zip(before, after, strict=True), strict=True)
     ]
 
 
@@ -297,8 +317,9 @@ def _basis(value: Value, labels: _lineage.Labels, dtype: Any) -> Array:
     shape = tuple(value.aval.shape)
     mixed = _mixed_axes(value, labels)
     count = extent(shape, mixed)
-    layout = [n if a in mixed else 1 for a, n in enumerate(shape)]
-    return jnp.broadcast_to(jnp.eye(count, dtype=dtype).reshape(count, *layout), (count, *shape))
+    mixed_shape = [n if a in mixed else 1 for a, n in enumerate(shape)]
+    unit_vectors = jnp.eye(count, dtype=dtype).reshape(count, *mixed_shape)
+    return jnp.broadcast_to(unit_vectors, (count, *shape))
 
 
 def _spread(var: Array, labels: _lineage.Labels) -> Array:
@@ -308,5 +329,5 @@ def _spread(var: Array, labels: _lineage.Labels) -> Array:
     # Axes that the result follows stay beside each other: there each place has its own variance.
     moved = jnp.transpose(var, [*mixed, *kept])
     sizes = iter(moved.shape[len(mixed) :])
-    layout = [next(sizes) if isinstance(x, int) else 1 for x in labels]
-    return moved.reshape(-1, *layout)
+    shape = [next(sizes) if isinstance(label, int) else 1 for label in labels]
+    return moved.reshape(-1, *shape)

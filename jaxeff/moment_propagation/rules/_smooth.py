@@ -1,10 +1,11 @@
-"""Moments of smooth activations: sigmoid, tanh, softplus, SiLU and GELU.
+"""Moments of smooth activations of a Gaussian: sigmoid, tanh, softplus, SiLU and GELU.
 
-None has a closed form but GELU's mean. What they have in common is that smoothing by a Gaussian
-turns a normal density, its derivatives and its integrals into wider ones. So each function, or what
-it has beside something known, is a sum of few of them, fitted once by ourselves to the least
-maximum; its mean and its slope's are then exact up to the fit at every variance. Variances follow
-from identities of the function and Stein's lemma, E[(x - m) f] = v E f':
+`_table` has them for primitives, `_regions` for formulas. Only GELU's mean has a closed form; what
+all have in common is that smoothing by a Gaussian turns a normal density, its derivatives and its
+integrals into wider ones. So each function, or what it has beside something known, is a sum of few
+of them, fitted once by ourselves to the least maximum; its mean and its slope's are then exact up
+to the fit at every variance. Variances follow from identities of the function and Stein's lemma,
+E[(x - m) f] = v E f':
 
     sigmoid    f' = f - f^2              Var f = E f (1 - E f) - E f'
     tanh       2 sigmoid(2 x) - 1
@@ -41,7 +42,7 @@ _PRODUCT = (
 )
 
 
-def _slope_polynomials(order: int) -> list[tuple[float, ...]]:
+def _derivative_polynomials(order: int) -> list[tuple[float, ...]]:
     """Returns the sigmoid's derivatives 1 to `order`, as coefficients of powers of q.
 
     With q = f' and d = 1 - 2 f odd derivatives are q P(q), even ones q d P(q): q' = q d, and d^2 is
@@ -55,10 +56,10 @@ def _slope_polynomials(order: int) -> list[tuple[float, ...]]:
             polynomials.append(last + q * slope)
         else:
             polynomials.append((1 - 6 * q) * last + q * (1 - 4 * q) * slope)
-    return [tuple(one.coef.tolist()) for one in polynomials]
+    return [tuple(polynomial.coef.tolist()) for polynomial in polynomials]
 
 
-_SLOPES = _slope_polynomials(11)
+_DERIVATIVE_POLYNOMIALS = _derivative_polynomials(11)
 
 
 def sigmoid(x: _values.Random) -> _values.Gaussian:
@@ -99,8 +100,9 @@ def _tanh(mean: Array, var: Array) -> _values.Gaussian:
 def _logistic(mean: Array, var: Array) -> tuple[Array, Array, Array]:
     """Computes what smoothing adds to a sigmoid's small-variance mean, its tail, its variance."""
     m, v = _finite(mean), jnp.minimum(var, _SMALL)
-    slopes = _slopes(m)
-    added = v / 2 * (slopes[2] + v / 4 * (slopes[4] + v / 6 * (slopes[6] + v / 8 * slopes[8])))
+    d = _sigmoid_derivatives(m)
+    # The heat equation's series: E f^(k) is the sum of (v / 2)^j / j! f^(k + 2 j).
+    added = v / 2 * (d[2] + v / 4 * (d[4] + v / 6 * (d[6] + v / 8 * d[8])))
     above, density = jnp.zeros_like(m), jnp.zeros_like(m)
     for width, weight in zip(_WIDTHS, _WEIGHTS, strict=True):
         scale = lax.rsqrt(width + var)
@@ -108,7 +110,7 @@ def _logistic(mean: Array, var: Array) -> tuple[Array, Array, Array]:
         above += weight * prob
         density += weight * scale * pdf
     difference = jnp.maximum(above * (1 - above) - density, 0)
-    spread = jnp.where(var < _SMALL, _variance_of(slopes[1:], v) * var, difference)
+    spread = jnp.where(var < _SMALL, _variance_ratio(d[1:], v) * var, difference)
     known = jnp.isfinite(mean)
     return added, jnp.where(known, above, 0), jnp.where(known, spread, 0)
 
@@ -116,11 +118,9 @@ def _logistic(mean: Array, var: Array) -> tuple[Array, Array, Array]:
 @functools.partial(jax.jit, inline=True)
 def _softplus(mean: Array, var: Array) -> _values.Gaussian:
     m, v = _finite(mean), jnp.minimum(var, _SMALL)
-    slopes = _slopes(m)
-    plain = jnp.maximum(m, 0) + jnp.log1p(jnp.exp(-jnp.abs(m)))
-    expanded = plain + v / 2 * (
-        slopes[1] + v / 4 * (slopes[3] + v / 6 * (slopes[5] + v / 8 * slopes[7]))
-    )
+    d = _sigmoid_derivatives(m)  # the sigmoid is softplus' first one
+    at_mean = jnp.maximum(m, 0) + jnp.log1p(jnp.exp(-jnp.abs(m)))
+    expanded = at_mean + v / 2 * (d[1] + v / 4 * (d[3] + v / 6 * (d[5] + v / 8 * d[7])))
     # E f = max(m, 0) + beyond; `beyond` is E f(-x) for a positive mean.
     above, beyond, product = jnp.zeros_like(m), jnp.zeros_like(m), jnp.zeros_like(m)
     for width, weight, order_0, order_2 in zip(_WIDTHS, _WEIGHTS, *_PRODUCT, strict=True):
@@ -133,7 +133,7 @@ def _softplus(mean: Array, var: Array) -> _values.Gaussian:
         product += (order_0 + bend) * scale * pdf
     slope = jnp.where(m > 0, 1 - above, above)
     difference = var * slope + product - beyond * (beyond + jnp.abs(m))
-    spread = jnp.where(var < _SMALL, _variance_of(slopes, v) * var, jnp.maximum(difference, 0))
+    spread = jnp.where(var < _SMALL, _variance_ratio(d, v) * var, jnp.maximum(difference, 0))
     value = jnp.where(var < _SMALL, expanded, jnp.maximum(m, 0) + beyond)
     known = jnp.isfinite(mean)
     limit = jnp.where(jnp.isnan(mean), mean, jnp.maximum(mean, 0))
@@ -144,35 +144,36 @@ def _finite(mean: Array) -> Array:
     return jnp.where(jnp.isfinite(mean), mean, 0)
 
 
-def _slopes(at: Array) -> list[Array]:
-    """Computes the sigmoid and its derivatives."""
-    share = jnp.exp(-jnp.abs(at))
-    one = lax.reciprocal(1 + share)
-    q = share * one * one
-    d = jnp.where(at > 0, -1, 1) * (1 - share) * one
-    slopes = [jnp.where(at > 0, one, share * one)]
-    for order, coefficients in enumerate(_SLOPES, 1):
+def _sigmoid_derivatives(x: Array) -> list[Array]:
+    """Computes the sigmoid and its derivatives 1 to 11."""
+    # By the exponential of -|x| alone: nothing overflows, and no digits are lost in either tail.
+    exponential = jnp.exp(-jnp.abs(x))
+    larger = lax.reciprocal(1 + exponential)  # sigmoid(|x|)
+    q = exponential * larger * larger
+    d = jnp.where(x > 0, -1, 1) * (1 - exponential) * larger
+    derivatives = [jnp.where(x > 0, larger, exponential * larger)]
+    for order, coefficients in enumerate(_DERIVATIVE_POLYNOMIALS, 1):
         value = jnp.full_like(q, coefficients[-1])
         for c in coefficients[-2::-1]:
             value = value * q + c
-        slopes.append(value * q if order % 2 else value * q * d)
-    return slopes
+        derivatives.append(value * q if order % 2 else value * q * d)
+    return derivatives
 
 
-def _variance_of(slopes: list[Array], v: Array) -> Array:
-    """Computes the variance of a function over that of its input, at most `_SMALL`.
+def _variance_ratio(derivatives: list[Array], v: Array) -> Array:
+    """Computes the variance of a function over that of its input, which is at most `_SMALL`.
 
-    `slopes` are its derivatives from the first on; eight are enough.
+    `derivatives` are the function's, from the first on; eight are enough.
     """
-    # E f' counts most, and more of the function's slopes count for it than for the others.
+    # E f' counts most, and more of the function's derivatives count for it than for the others.
     mean = jnp.zeros_like(v)
-    for j in range(min(len(slopes), 11) // 2, 0, -1):
-        mean = v / (2 * j) * (slopes[2 * j] + mean) if 2 * j < len(slopes) else mean
-    _, second, third, fourth, fifth, sixth, seventh, eighth = slopes[:8]
+    for j in range(min(len(derivatives), 11) // 2, 0, -1):
+        mean = v / (2 * j) * (derivatives[2 * j] + mean) if 2 * j < len(derivatives) else mean
+    _, second, third, fourth, fifth, sixth, seventh, eighth = derivatives[:8]
     total = (fourth + v / 2 * sixth) ** 2 * v / 4
     total = (total + (third + v / 2 * (fifth + v / 4 * seventh)) ** 2) * v / 3
     total = (total + (second + v / 2 * (fourth + v / 4 * (sixth + v / 6 * eighth))) ** 2) * v / 2
-    return total + (slopes[0] + mean) ** 2
+    return total + (derivatives[0] + mean) ** 2
 
 
 def gelu(x: _values.Random, tanh: bool = False) -> _values.Gaussian:
@@ -286,11 +287,11 @@ def _smoothed(mean: Array, var: Array) -> list[Array]:
     ]
 
 
-def _density_derivatives(at: Array, var: Array, order: int) -> list[Array]:
+def _density_derivatives(x: Array, var: Array, order: int) -> list[Array]:
     """Computes the derivatives 0 to `order` of a centred normal density."""
     scale = lax.rsqrt(var)
-    distance = _values.near(jnp.abs(at) * scale)
-    ratio, inverse = jnp.where(at > 0, distance, -distance) * scale, scale * scale
+    distance = _values.near(jnp.abs(x) * scale)
+    ratio, inverse = jnp.where(x > 0, distance, -distance) * scale, scale * scale
     # By the recurrence of Hermite's polynomials.
     derivatives = [_values.pdf(distance) * scale]
     for n in range(order):
