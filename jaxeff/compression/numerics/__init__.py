@@ -17,6 +17,7 @@ from jaxeff.compression.numerics._grid import power_of_two as power_of_two
 from jaxeff.compression.numerics._grid import quantize as quantize
 from jaxeff.compression.numerics._grid import ranges as ranges
 from jaxeff.compression.numerics._grid import round_through as round_through
+from jaxeff.compression.numerics._grid import rounded_around_zero as rounded_around_zero
 from jaxeff.compression.numerics._grid import straight_through as straight_through
 from jaxeff.compression.numerics._grid import sums as sums
 from jaxeff.compression.numerics._grid import value_range as value_range

@@ -121,7 +121,9 @@ def grid(
     _check_range("grid", low, high)
     dtype = wide_dtype(low, high)
     if isinstance(bits, int) and core.is_concrete(low) and core.is_concrete(high):
-        return _of_numbers(np.asarray(low, dtype), np.asarray(high, dtype), bits, symmetric)
+        known = _of_numbers(np.asarray(low, dtype), np.asarray(high, dtype), bits, symmetric)
+        with jax.ensure_compile_time_eval():
+            return jax.device_put(known)
     low, high = jnp.broadcast_arrays(jnp.asarray(low, dtype), jnp.asarray(high, dtype))
     if not isinstance(bits, int):
         # Widths per channel give a range of the tensor an axis of channels.
@@ -174,11 +176,11 @@ def _of_numbers(low: Any, high: Any, width: int, symmetric: Symmetry) -> Grid:
     tiny = np.finfo(low.dtype).tiny
     least = float(np.nextafter(tiny, tiny.dtype.type(0)))
     xp = _Functions(np.full_like, np.where, np.maximum, np.minimum, np.rint, least)
-    with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
+    with np.errstate(all="ignore"):
         low, high = np.broadcast_arrays(
             *(np.where(np.abs(end) <= least, end * 0, end) for end in (low, high))
         )
-        return jax.device_put(_numbers(xp, low, high, width, None, symmetric))
+        return _numbers(xp, low, high, width, None, symmetric)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 4))
@@ -314,10 +316,54 @@ def fake_quantize(
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"fake_quantize: x must be real and floating-point, not {x.dtype}.")
     _check_range("fake_quantize", low, high)
-    if not isinstance(bits, int):
-        core.Width(1, MAX_BITS).check("bits", bits)
+    core.Width(1, MAX_BITS).check("bits", bits)
+    if isinstance(bits, int) and core.is_concrete(low) and core.is_concrete(high):
+        # A range that was measured before needs no equations of a program.
+        ends = (np.asarray(end, x.dtype).astype(wide_dtype(x)) for end in (low, high))
+        return _to_known(x, _of_numbers(*ends, bits, symmetric))
     low, high = jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)
     return _rounded(x, low, high, *_split_width(bits), symmetric, covered)
+
+
+def _to_known(x: Array, known: Grid) -> Array:
+    """Computes `fake_quantize` to a grid of NumPy's numbers."""
+    # Numbers that are all alike are one: between scalars, a program clamps in one operation.
+    to = jax.tree.map(lambda n: n.flat[0] if (n == n.flat[0]).all() else n, known)
+    return _nearest_of(x, to, moved=bool(np.any(to.zero != 0)))
+
+
+@functools.partial(jax.jit, static_argnames="moved")
+def _nearest_of(x: Array, to: Grid, moved: bool) -> Array:
+    """Computes the nearest values of a grid; `moved` is whether it has a zero to be added."""
+    codes = x.astype(to.step.dtype) / to.step
+    codes = lax.round(codes - to.zero if moved else codes, lax.RoundingMethod.TO_NEAREST_EVEN)
+    one_range = to.lower.ndim == to.upper.ndim == 0
+    codes = (
+        lax.clamp(to.lower, codes, to.upper) if one_range else jnp.clip(codes, to.lower, to.upper)
+    )
+    rounded = ((codes + to.zero if moved else codes) * to.step).astype(x.dtype)
+    return straight_through(x, rounded)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def rounded_around_zero(x: Array, end: Array, width: int) -> Array:
+    """Computes `fake_quantize` to a grid around zero whose ends are a largest magnitude.
+
+    The same values as of `grid`, without the cases that can't occur: weights need it in every
+    step of a training, and a network has many.
+
+    Args:
+        x: Values to quantize.
+        end: Largest magnitude of them, as `largest_magnitude` has it; it broadcasts against `x`.
+        width: Bit width, 2 to 16.
+    """
+    steps = _steps_to_end(True, 2.0 ** (width - 1))
+    dtype = wide_dtype(x)
+    # Of zeros alone any step is right; NaN stays. No code lies beyond the ends: the quotient of the
+    # largest magnitude is off by less than half a step.
+    step = jnp.maximum(end.astype(dtype) * (1 / steps), jnp.finfo(dtype).tiny)
+    codes = lax.round(x.astype(dtype) / step, lax.RoundingMethod.TO_NEAREST_EVEN)
+    return straight_through(x, (codes * step).astype(x.dtype))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 5, 6))

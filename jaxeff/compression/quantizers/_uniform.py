@@ -50,7 +50,7 @@ class Ranged(numerics.BaseQuantizer):
         axes = tensor.axes(self.per)
         if self.symmetric is True:  # such a grid depends on the further end alone: one reduction
             end = jnp.max(jnp.abs(x), numerics.kept_axes(x, axes)[0], keepdims=True)
-            return -end, end
+            return end, end
         return numerics.value_range(x, axes)
 
 
@@ -81,8 +81,10 @@ class Uniform(Ranged):
         self, x: Float[Array, "*shape"], tensor: numerics.Tensor
     ) -> Float[Array, "*shape"]:
         """Returns the nearest values of the grid."""
-        covered = self.range is None
         low, high = self._ends(x, tensor)
+        covered = self.range is None
+        if covered and self.symmetric is True and isinstance(self.bits, int) and self.bits > 1:
+            return numerics.rounded_around_zero(x, high, self.bits)
         return numerics.fake_quantize(x, self.bits, low, high, self.symmetric, covered)
 
     def uniform_grid(
