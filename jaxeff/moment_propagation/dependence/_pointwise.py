@@ -77,17 +77,11 @@ def is_limited(nodes: Sequence[Node]) -> bool:
         return [_is_never_negative(eqn, signs)] * len(eqn.outvars)
 
     # Nothing is known of what the nodes are given: it may be negative.
-    walk_nodes(
-        nodes,
-        defaultdict(bool),
-        (),
-        entering(rule, _is_nonnegative_literal),
-        _is_nonnegative_literal,
-    )
+    walk_nodes(nodes, defaultdict(bool), (), entering(rule, _is_nonnegative), _is_nonnegative)
     return bool(limited)
 
 
-def _is_nonnegative_literal(atom: Any, value: Any) -> bool:
+def _is_nonnegative(atom: Any, value: Any) -> bool:
     """Returns whether a constant is a literal that isn't negative."""
     # Other constants aren't looked at: they may be traced.
     return isinstance(atom, Literal) and jnp.ndim(value) == 0 and bool(value >= 0)
