@@ -1,7 +1,9 @@
 """From the graph to Relax: demand-driven emission of tensors, and the table of rules.
 
-A rule is ``rule(emitter, node) -> list of Relax variables``, one for each result. Elementwise
-operations have no rule here: see ``_elementwise``.
+This is the importer's last step: `_module` reads StableHLO, `_graph_builder` makes the graph, and
+`Emitter` walks it. A rule is ``rule(emitter, node) -> list of Relax expressions``, one for each
+result; ``rules`` has them, a family a file. Elementwise operations have no rule: ``_elementwise``
+makes one kernel of those that are read together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +21,8 @@ from jaxeff_export.importer._expansions import registrar
 from jaxeff_export.importer._loops import kernel
 from jaxeff_export.importer._scalar_rules import HELD_AS_FLOAT32, SCALAR_RULES, store
 
-MAX_STORED_SPLAT = 4096  # elements
+MAX_STORED_SPLAT = 4096
+"""Elements, at most, of a constant of equal elements that is stored rather than filled."""
 
 Rule = Callable[["Emitter", _graph.HloNode], Sequence[relax.Expr]]
 CompositeRule = Callable[..., "relax.Expr | Sequence[relax.Expr]"]
@@ -51,12 +54,15 @@ class Emitter:
         self.composites = composites
         self._emitted: dict[_graph.HloValue, relax.Expr] = {}
         self._parameters: list[relax.Var] = []
-        self._bound: frozenset[_graph.HloValue] = frozenset()
+        self._model_parameters: frozenset[_graph.HloValue] = frozenset()
 
     def emit(self, graph: _graph.HloGraph, parameters: int = 0) -> None:
-        """Emits ``graph`` as the function ``main``, whose first arguments are parameters."""
-        self._bound = frozenset(graph.arguments[:parameters])
-        self._function(graph, graph.arguments, graph.outputs, unpack=True)
+        """Emits ``graph`` as the function ``main``.
+
+        The first ``parameters`` arguments are the model's, the same in every call.
+        """
+        self._model_parameters = frozenset(graph.arguments[:parameters])
+        self._function(graph, graph.arguments, graph.outputs, unwrap_single=True)
 
     def emit_body(
         self,
@@ -70,39 +76,13 @@ class Emitter:
         """
         # A module of its own: a body's values are no tensors of the outer function.
         body = Emitter(self.composites)
-        body._function(graph, [*graph.arguments, *captured], outputs, unpack=False)
+        body._function(graph, [*graph.arguments, *captured], outputs, unwrap_single=False)
         self.unsupported += body.unsupported
         return body.bb.get()
 
-    def _function(
-        self,
-        graph: _graph.HloGraph,
-        arguments: Sequence[_graph.HloValue],
-        outputs: Sequence[_graph.HloValue],
-        *,
-        unpack: bool,
-    ) -> None:
-        live = _live_nodes(graph, outputs)
-        parameters = [
-            relax.Var(f"arg{i}", relax.TensorType(value.type.shape, value.type.dtype))
-            for i, value in enumerate(arguments)
-        ]
-        self._parameters = parameters
-        self._emitted.update(zip(arguments, parameters, strict=True))
-        with self.bb.function("main", parameters):
-            with self.bb.dataflow():
-                # Elementwise nodes wait: the operation that needs their tensor decides the loop.
-                for node in live:
-                    if node.name not in SCALAR_RULES and node.name not in elementwise.INDEXED:
-                        self._emit_node(node)
-                tensors = [self.tensor(value) for value in outputs]
-                alone = unpack and len(tensors) == 1
-                result = self.bb.emit_output(tensors[0] if alone else relax.Tuple(tensors))
-            self.bb.emit_func_output(result)
-
     def is_read_once(self, value: _graph.HloValue) -> bool:
-        """Returns whether a value is a parameter that has one reader: it may be laid out anew."""
-        return value in self._bound and len(value.users) == 1
+        """Returns whether a value is a model's parameter with one reader, who may rearrange it."""
+        return value in self._model_parameters and len(value.users) == 1
 
     def tensor(self, value: _graph.HloValue) -> relax.Expr:
         """Returns the tensor of a value, and emits its operands as needed."""
@@ -115,34 +95,6 @@ class Emitter:
             else:
                 self._emit_region(value)
         return self._emitted[value]
-
-    def _empty(self, kind: _graph.TensorType) -> relax.Expr:
-        """Emits a tensor of no elements.
-
-        TVM cannot load these as constants, and folds computations without inputs into constants.
-        So it is computed "from" an argument. Without arguments it is allocated, never written.
-        """
-        if not self._parameters:
-            shape = relax.ShapeExpr(kind.shape)
-            return self.bb.emit(relax.op.builtin.alloc_tensor(shape, kind.dtype, 0))
-
-        def nothing(_: te.Tensor) -> te.Tensor:
-            return te.compute(kind.shape, lambda *_: tirx.const(0, kind.dtype), name="empty")
-
-        return self.bb.emit_te(nothing, self._parameters[0], primfunc_name_hint="empty")
-
-    def _constant(self, value: _graph.HloValue) -> relax.Expr:
-        """Emits a constant; a large one whose elements are all the same is filled at run time."""
-        assert value.constant is not None
-        if value.constant.ndim or value.type.size <= MAX_STORED_SPLAT:
-            return constant(np.broadcast_to(value.constant, value.type.shape))
-        element = store(elementwise.immediate(value), value.type.dtype)
-        shape = value.type.shape
-
-        def fill() -> te.Tensor:
-            return te.compute(shape, lambda *_: element, name="splat")
-
-        return self.bb.emit_te(fill, primfunc_name_hint="splat")
 
     def te(
         self,
@@ -175,9 +127,9 @@ class Emitter:
         results = [(value.type.shape, value.type.dtype) for value in node.results]
 
         def function(*tensors: te.Tensor) -> object:
-            rest = iter(tensors)
+            remaining = iter(tensors)
             operands = [
-                elementwise.immediate(v) if elementwise.is_immediate(v) else next(rest)
+                elementwise.immediate(v) if elementwise.is_immediate(v) else next(remaining)
                 for v in node.operands
             ]
             return kernel(body, operands, results, name)
@@ -194,10 +146,37 @@ class Emitter:
         return [self.bb.emit(relax.TupleGetItem(result, i)) for i in range(count)]
 
     def reshape(self, tensor: relax.Expr, shape: Sequence[int]) -> relax.Expr:
-        """Reshapes a tensor if its shape is another."""
+        """Reshapes a tensor, unless that is its shape already."""
         if tuple(int(d) for d in tensor.ty.shape) == tuple(shape):
             return tensor
         return self.bb.emit(relax.op.reshape(tensor, tuple(shape)))
+
+    def _function(
+        self,
+        graph: _graph.HloGraph,
+        arguments: Sequence[_graph.HloValue],
+        outputs: Sequence[_graph.HloValue],
+        *,
+        unwrap_single: bool,
+    ) -> None:
+        """Emits ``main``; if asked for, its only result is no tuple of one."""
+        live = _live_nodes(graph, outputs)
+        parameters = [
+            relax.Var(f"arg{i}", relax.TensorType(value.type.shape, value.type.dtype))
+            for i, value in enumerate(arguments)
+        ]
+        self._parameters = parameters
+        self._emitted.update(zip(arguments, parameters, strict=True))
+        with self.bb.function("main", parameters):
+            with self.bb.dataflow():
+                # Elementwise nodes wait: the operation that needs their tensor decides the loop.
+                for node in live:
+                    if node.name not in SCALAR_RULES and node.name not in elementwise.INDEXED:
+                        self._emit_node(node)
+                tensors = [self.tensor(value) for value in outputs]
+                unwrapped = unwrap_single and len(tensors) == 1
+                result = self.bb.emit_output(tensors[0] if unwrapped else relax.Tuple(tensors))
+            self.bb.emit_func_output(result)
 
     def _emit_node(self, node: _graph.HloNode) -> None:
         try:
@@ -205,8 +184,8 @@ class Emitter:
                 results: Sequence[relax.Expr] = self._emit_composite(node)
             else:
                 results = RULES[node.name](self, node)
-        # Zeros stand in, so that the rules after this one still report what they cannot take.
         except _graph.Unsupported as error:
+            # Zeros stand in, so that the rules after this one still report what they cannot take.
             self.unsupported.append(_graph.describe(node.op, str(error)))
             results = [
                 self.bb.emit(relax.op.zeros(r.type.shape, r.type.dtype)) for r in node.results
@@ -224,7 +203,39 @@ class Emitter:
         results = self.composites[name](self.bb, *operands, **attributes)
         return results if isinstance(results, Sequence) else [results]
 
+    def _empty(self, tensor_type: _graph.TensorType) -> relax.Expr:
+        """Emits a tensor of no elements.
+
+        TVM cannot load these as constants, and folds computations without inputs into constants.
+        So it is computed "from" an argument. Without arguments it is allocated, never written.
+        """
+        if not self._parameters:
+            shape = relax.ShapeExpr(tensor_type.shape)
+            return self.bb.emit(relax.op.builtin.alloc_tensor(shape, tensor_type.dtype, 0))
+
+        def nothing(_: te.Tensor) -> te.Tensor:
+            return te.compute(
+                tensor_type.shape, lambda *_: tirx.const(0, tensor_type.dtype), name="empty"
+            )
+
+        return self.bb.emit_te(nothing, self._parameters[0], primfunc_name_hint="empty")
+
+    def _constant(self, value: _graph.HloValue) -> relax.Expr:
+        """Emits a constant; a large one whose elements are all the same is filled at run time."""
+        assert value.constant is not None
+        # Rank 0 stands for a tensor of equal elements.
+        if value.constant.ndim or value.type.size <= MAX_STORED_SPLAT:
+            return constant(np.broadcast_to(value.constant, value.type.shape))
+        element = store(elementwise.immediate(value), value.type.dtype)
+        shape = value.type.shape
+
+        def fill() -> te.Tensor:
+            return te.compute(shape, lambda *_: element, name="splat")
+
+        return self.bb.emit_te(fill, primfunc_name_hint="splat")
+
     def _emit_region(self, root: _graph.HloValue) -> None:
+        """Emits the elementwise operations that make a value as one kernel, or as a few."""
         # Small tensors that are broadcast into the region, and constants, come first.
         while True:
             # Emitting a leaf may emit values of this region as well, so it is found anew.
@@ -253,6 +264,7 @@ class Emitter:
         *,
         alone: bool = False,
     ) -> None:
+        """Emits a region as a kernel that writes the values that are kept."""
         leaves = elementwise.leaves_of(region)
         alone = alone or any(value.type.dtype in HELD_AS_FLOAT32 for value in kept)
 
@@ -306,14 +318,14 @@ def _composite_attributes(op: ir.Operation) -> dict[str, object]:
     if "composite_attributes" not in op.attributes:
         return {}
     named: Any = op.attributes["composite_attributes"]
-    return {item.name: _python(item.attr) for item in named}
+    return {item.name: _attribute_value(item.attr) for item in named}
 
 
-def _python(item: Any) -> object:
+def _attribute_value(item: Any) -> object:
     if isinstance(item, ir.DenseElementsAttr):
         return np.array(item)
     if isinstance(item, ir.ArrayAttr):
-        return [_python(part) for part in item]
+        return [_attribute_value(part) for part in item]
     if hasattr(item, "value"):
         return item.value
     raise _graph.Unsupported(f"the composite attribute {item} is of an unknown kind")

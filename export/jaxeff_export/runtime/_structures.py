@@ -1,6 +1,7 @@
 """Pytrees without JAX: the arrays of arguments by their names, and results from descriptions.
 
-A description of a structure is JSON, as `jaxeff_export.artifact` writes it.
+A bundle is called where JAX need not be installed. So its manifest describes the structure of
+results in JSON, written by `describe` of `jaxeff_export.artifact`, and read here.
 """
 
 import collections
@@ -9,6 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Description = dict[str, Any]
+"""A structure in JSON: its `kind`, one of "leaf", "none", "list", "tuple", "dict", "namedtuple" and
+"node"; its `items`, which are described too, and their `keys` where they have names; of named
+tuples and nodes also the `name` of the class, and of nodes its `module`.
+"""
 
 
 class SignatureError(ValueError):
@@ -16,11 +21,11 @@ class SignatureError(ValueError):
 
 
 def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yields the arrays of an argument, each with the name that its spec has.
+    """Yields the arrays of an argument, each with the name that its `TensorSpec` has.
 
     Args:
       tree: arrays in dicts, lists, tuples, named tuples and dataclasses, nested.
-      name: the argument's name.
+      name: the argument's name, which a path is appended to: `params['conv1'].mean`.
     """
     if tree is None:
         return
