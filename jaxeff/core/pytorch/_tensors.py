@@ -28,16 +28,16 @@ except ImportError as error:
 class Known:
     """A value that depends on no input and no parameter, computed when it is asked for.
 
-    It is the result `number` of what `compute` gives.
+    It is the result `index` of those that `compute` returns.
     """
 
-    def __init__(self, compute: Callable[[], Sequence[jax.Array]], number: int = 0) -> None:
+    def __init__(self, compute: Callable[[], Sequence[jax.Array]], index: int = 0) -> None:
         self._compute = compute
-        self._number = number
+        self._index = index
 
     def value(self) -> jax.Array:
         with jax.ensure_compile_time_eval():
-            return self._compute()[self._number]
+            return self._compute()[self._index]
 
 
 UNKNOWN = object()
@@ -59,6 +59,7 @@ class ModelTensor(Tensor):
 
     @_elem.setter
     def _elem(self, array: jax.Array) -> None:
+        # Without an array the tensor is only being made: nothing is written.
         if (before := getattr(self, "_array", None)) is not None:
             if array.dtype != before.dtype:
                 raise NotImplementedError(
@@ -70,7 +71,7 @@ class ModelTensor(Tensor):
             note_change(self, self._env.running)
         self._array, self.known = array, None
 
-    # torchax's own convert in place, copy what PyTorch shares, and tell nobody.
+    # torchax's own convert in place, copy what PyTorch shares, and note no change.
     type_as = torch.Tensor.type_as
     flatten = torch.Tensor.flatten
 
@@ -88,9 +89,11 @@ class ModelTensor(Tensor):
         return jax.device_get(self._env.known_array(self, "Tensor.numpy"))
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        # Before it is written: what is known of the result follows from what was known before.
         call = self._env.known_call(_with_item, (self, key, value), {})
-        with_views = jax.tree.map(_plain, (key, value), is_leaf=is_tensor)
-        super().__setitem__(*with_views)
+        # torchax takes no views here.
+        without_views = jax.tree.map(_without_view, (key, value), is_leaf=is_tensor)
+        super().__setitem__(*without_views)
         self.known = UNKNOWN if call is None else Known(call)
 
 
@@ -99,16 +102,17 @@ def _with_item(x: ModelTensor, key: Any, value: Any) -> ModelTensor:
     return x
 
 
-def _plain(leaf: Any) -> Any:
+def _without_view(leaf: Any) -> Any:
     return leaf.torch() if isinstance(leaf, View) else leaf
 
 
 def is_tensor(leaf: Any) -> bool:
+    """Returns whether a leaf is a tensor, PyTorch's own or one of its subclasses."""
     return isinstance(leaf, torch.Tensor)
 
 
 def array_of(tensor: torch.Tensor) -> jax.Array:
-    """Converts a tensor of PyTorch's own."""
+    """Converts a tensor of PyTorch's own to an array of the same shape."""
     # numpy has no bfloat16; what JAX hasn't (float64 without x64) becomes narrower there.
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
@@ -121,6 +125,7 @@ def _set_size(tensor: ModelTensor, shape: tuple[int, ...]) -> None:
     strides = [1]
     for size in shape[:0:-1]:
         strides.insert(0, strides[0] * size)
+    # PyTorch's own operation on the wrapper, past torchax, which would compute it on the array.
     try:
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             torch.Tensor.as_strided_(tensor, shape, strides[-len(shape) :] if shape else ())
@@ -159,7 +164,11 @@ def _as_before(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def note_change(tensor: Any, operation: str) -> None:
-    """Notes that a tensor was changed in place, and with it what it is a view of."""
+    """Notes that a tensor was changed in place, and with it what it is a view of.
+
+    A tensor counts its changes, and one that was made of another remembers that one's count
+    (`_source`): `check_current` compares the two.
+    """
     tensor._changes = getattr(tensor, "_changes", 0) + 1
     while source := getattr(tensor, "_source", None):
         base = source[0]
@@ -177,12 +186,12 @@ def check_current(tensor: Any) -> None:
     """
     tensor = root(tensor)
     base, changes = getattr(tensor, "_source", None) or (None, 0)
-    if (op := getattr(tensor, "_stale", None)) or (
-        base is not None and getattr(base, "_changes", 0) != changes
-    ):
+    # Changed through what was made of it, or changed after this was made of it.
+    operation = getattr(tensor, "_stale", None)
+    if operation or (base is not None and getattr(base, "_changes", 0) != changes):
         raise NotImplementedError(
             f"functional: a tensor of shape {tuple(tensor.shape)} is read after "
-            f"{op or 'an operation in place'} changed what it shares memory with (a view, "
+            f"{operation or 'an operation in place'} changed what it shares memory with (a view, "
             "transpose or chunk): torchax copies these. Write the operation out of place."
         )
 
@@ -247,24 +256,25 @@ def embedding_bag(
     size = _even_size(offsets, len(index))
     begins = offsets.jax()[: -1 if include_last_offset else None]
     rows = jnp.take(w, index, axis=0)
-    taken = jnp.ones(index.shape, bool)
+    counted = jnp.ones(index.shape, bool)
     if padding_idx is not None and padding_idx >= 0:
-        taken = index != padding_idx
+        counted = index != padding_idx
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.jax()[:, None]
-    filled = jnp.where(taken[:, None], rows, -jnp.inf if mode == MAX else 0)
+    # Entries of the padding add nothing, and are no maximum.
+    filled = jnp.where(counted[:, None], rows, -jnp.inf if mode == MAX else 0)
     bags = len(begins)
     if size and not include_last_offset:
         stacked = filled.reshape(bags, size, -1)
         pooled = stacked.max(1) if mode == MAX else stacked.sum(1)
-        counts = taken.reshape(bags, size).sum(1)
+        counts = counted.reshape(bags, size).sum(1)
     else:
         bag = jnp.searchsorted(begins, jnp.arange(len(index)), side="right") - 1
         if include_last_offset:  # what is behind the last offset is in no bag
             bag = jnp.where(jnp.arange(len(index)) < offsets.jax()[-1], bag, bags)
         by_bag = jax.ops.segment_max if mode == MAX else jax.ops.segment_sum
         pooled = by_bag(filled, bag, bags)
-        counts = jax.ops.segment_sum(taken.astype(index.dtype), bag, bags)
+        counts = jax.ops.segment_sum(counted.astype(index.dtype), bag, bags)
     if mode == MEAN:
         pooled = pooled / jnp.maximum(counts, 1)[:, None].astype(pooled.dtype)
     if mode == MAX:
