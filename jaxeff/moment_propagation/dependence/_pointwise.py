@@ -254,11 +254,11 @@ def _expanded(
     curved: bool,
     pairs: bool,
 ) -> Gaussian:
-    """Expands one result of the random inputs.
+    """Expands one result to second order.
 
     Args:
         fn: The result as a function of the random inputs.
-        lineage: Those inputs, and which of their entries meet.
+        lineage: The random inputs, and which of their entries meet.
         values: The value of each.
         curved: Whether `fn` has second derivatives.
         pairs: Whether those by pairs of entries are taken, or by single entries alone.
