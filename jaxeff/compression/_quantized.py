@@ -52,8 +52,7 @@ from jaxeff.program import (
     resolve,
 )
 from jaxeff.program.costs import bits_scope, is_scalar
-from jaxeff.program.ir import Contraction, Layer, Program, Value
-from jaxeff.program.ir import primitives as prim
+from jaxeff.program.ir import Contraction, Layer, Program, Value, row_axes
 from jaxeff.program.reading import mark
 
 Arrays = list[tuple[numerics.Quantizer, numerics.Tensor, Any]]
@@ -333,33 +332,18 @@ def _side(layer: Layer, index: int, is_data: bool) -> int | None:
 
 def is_look_up(layer: Layer) -> bool:
     """Returns whether a layer takes rows of a table of parameters, and does nothing else."""
-    if (
-        layer.kind != "shape"
-        or len(layer.nodes) != 1
-        or layer.nodes[0].primitive != prim.p.gather_p
-    ):
-        return False
-    node = layer.nodes[0]
-    inputs = list(layer.inputs)
-    if len(inputs) != 2 or list(node.inputs) != inputs or layer.weights != (0,):
-        return False
     # Slices must be whole rows, so that each has the one step of its channel.
-    table, numbers = inputs[0].aval, node.params["dimension_numbers"]
-    rows = tuple(numbers.start_index_map)
-    takes_rows = all(
-        size == (1 if axis in rows else n)
-        for axis, (size, n) in enumerate(zip(node.params["slice_sizes"], table.shape, strict=True))
-    )
-    return (
-        takes_rows
-        and jnp.issubdtype(table.dtype, jnp.floating)
-        and not numbers.operand_batching_dims
-    )
+    node = layer.nodes[0] if layer.kind == "shape" and len(layer.nodes) == 1 else None
+    if node is None or row_axes(node.eqn) is None:
+        return False
+    if len(layer.inputs) != 2 or [*node.inputs] != [*layer.inputs] or layer.weights != (0,):
+        return False
+    return bool(jnp.issubdtype(layer.inputs[0].aval.dtype, jnp.floating))
 
 
 def rows_of(layer: Layer) -> tuple[int, ...]:
     """Returns the axes of the table that a look-up chooses along."""
-    return tuple(layer.nodes[0].params["dimension_numbers"].start_index_map)
+    return row_axes(layer.nodes[0].eqn) or ()
 
 
 def looked_up(layer: Layer, codes: Array, steps: Array, at: Any) -> Array:

@@ -39,7 +39,7 @@ from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import _values, dependence
 from jaxeff.moment_propagation.rules import TABLE, Kind, Rule
 from jaxeff.program import Layer
-from jaxeff.program.ir import Axes, Node, Relation, Value, axes
+from jaxeff.program.ir import Axes, Node, Relation, Value, axes, row_axes
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import known_number
 
@@ -64,11 +64,10 @@ def sum_of_rows(
         return None
     numbers, axes = look_up.params["dimension_numbers"], node.params["axes"]
     table, shape = look_up.inputs[0].aval.shape, look_up.outputs[0].aval.shape
-    whole_rows = look_up.params["slice_sizes"] == (1, *table[1:])
-    rows = numbers.start_index_map == numbers.collapsed_slice_dims == (0,)
+    rows = row_axes(look_up.eqn) == tuple(numbers.collapsed_slice_dims) == (0,)
     places = [a for a in range(len(shape)) if a not in numbers.offset_dims]
     summed = [places.index(a) for a in axes if a in places]
-    if not (whole_rows and rows) or numbers.operand_batching_dims or len(summed) < len(axes):
+    if not rows or len(summed) < len(axes):
         return None
     if math.prod(shape[a] for a in axes) > _MOST_PLACES:
         return None
@@ -85,7 +84,7 @@ def _look_up(node: Node, nodes: Sequence[Node], is_number: Callable[[Any], bool]
         return None
     made_by = {v: n for n in nodes for v in n.outputs}
     maker = made_by.get(node.inputs[0])
-    while maker is not None and maker.primitive is not p.gather_p:
+    while maker is not None and row_axes(maker.eqn) is None:
         varying = [a for a in maker.inputs if not is_number(a)]
         if len(varying) != 1 or not dependence.is_pointwise(maker.eqn):
             return None

@@ -16,7 +16,7 @@ from jax import lax
 
 from jaxeff.core import EXPANSIONS, jax_internals, stack_p, tile_p
 from jaxeff.core import primitives as p
-from jaxeff.program.ir import FACTS, Facts, OperationFamily, Relation, signature
+from jaxeff.program.ir import FACTS, Facts, OperationFamily, Relation, row_axes, signature
 from jaxeff.program.ir import primitives as prim
 from jaxeff.program.ir._signature import OPAQUE, ROWS
 from tests.program.test_known_primitives import installed
@@ -418,6 +418,26 @@ def test_views_hold_their_operands_entries():
         assert (np.bincount(np.ravel(y)).max() == 1) == (eqn.primitive in prim.REARRANGING)
         seen.add(eqn.primitive)
     assert seen == prim.VIEWS
+
+
+def test_a_look_up_takes_whole_rows():
+    indices = jnp.zeros((5, 1), I)
+
+    def axes_of(sizes, **numbers):
+        numbers = {"offset_dims": (1,), "collapsed_slice_dims": (0,), "start_index_map": (0,)} | (
+            numbers
+        )
+        dimensions = lax.GatherDimensionNumbers(**numbers)
+        gather = functools.partial(lax.gather, dimension_numbers=dimensions, slice_sizes=sizes)
+        (eqn,) = jax_internals.equations(jax.make_jaxpr(gather)(jnp.ones((4, 3)), indices))
+        return row_axes(eqn)
+
+    assert axes_of((1, 3)) == (0,)
+    assert axes_of((1, 3), offset_dims=(1, 2), collapsed_slice_dims=()) == (0,)
+    assert axes_of((4, 1), collapsed_slice_dims=(1,), start_index_map=(1,)) == (1,)
+    assert axes_of((1, 2)) is None
+    (eqn,) = jax_internals.equations(jax.make_jaxpr(lambda x: x[1:])(jnp.ones(3)))
+    assert row_axes(eqn) is None
 
 
 def _drawn(name):

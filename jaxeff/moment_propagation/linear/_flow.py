@@ -21,7 +21,16 @@ from jaxeff.core import primitives as p
 from jaxeff.moment_propagation import dependence
 from jaxeff.moment_propagation.rules import Kind, kind_of
 from jaxeff.program import Layer, Program
-from jaxeff.program.ir import Contraction, Node, OperationFamily, Relation, Scan, Value, fixed_point
+from jaxeff.program.ir import (
+    Contraction,
+    Node,
+    OperationFamily,
+    Relation,
+    Scan,
+    Value,
+    fixed_point,
+    row_axes,
+)
 
 MIXED = -1
 """In the place of an axis: several examples, or parts of them, make one entry."""
@@ -274,14 +283,12 @@ def _meets_examples(node: Node, operand: int, flow: ExampleFlow) -> bool:
 
 def is_look_up(node: Node, operand: int, flow: ExampleFlow) -> bool:
     """Returns whether a node looks up whole rows of a table by indices."""
-    if node.primitive is not p.gather_p or operand or not _meets_examples(node, 0, flow):
+    if row_axes(node.eqn) != (0,) or operand or not _meets_examples(node, 0, flow):
         return False
     numbers = node.params["dimension_numbers"]
-    table, out = node.inputs[0].aval.shape, node.outputs[0].aval.ndim
-    entire = tuple(node.params["slice_sizes"]) == (1, *table[1:])
-    rows = tuple(numbers.start_index_map) == tuple(numbers.collapsed_slice_dims) == (0,)
-    last = tuple(numbers.offset_dims) == tuple(range(out - len(table) + 1, out))
-    return entire and rows and last and not numbers.operand_batching_dims
+    rank, out = node.inputs[0].aval.ndim, node.outputs[0].aval.ndim
+    last = tuple(numbers.offset_dims) == tuple(range(out - rank + 1, out))
+    return last and tuple(numbers.collapsed_slice_dims) == (0,)
 
 
 def sole_readers(flow: ExampleFlow, program: Program, inputs: Sequence[Value]) -> None:

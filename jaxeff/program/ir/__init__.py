@@ -34,6 +34,7 @@ from jaxeff.program.ir._signature import PlacedPart as PlacedPart
 from jaxeff.program.ir._signature import Relation as Relation
 from jaxeff.program.ir._signature import Signature as Signature
 from jaxeff.program.ir._signature import Window as Window
+from jaxeff.program.ir._signature import row_axes as row_axes
 from jaxeff.program.ir._signature import signature as signature
 from jaxeff.program.ir._walk import Scan as Scan
 from jaxeff.program.ir._walk import While as While

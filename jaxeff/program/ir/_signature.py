@@ -250,6 +250,17 @@ def signature(eqn: Any) -> Signature:
     return row(eqn.params, ins, outs)
 
 
+def row_axes(eqn: Any) -> Shape | None:
+    """Returns the axes of a table along which a gather takes whole rows; None for all else."""
+    if eqn.primitive is not p.gather_p:
+        return None
+    numbers, table = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
+    axes = tuple(numbers.start_index_map)
+    rows = tuple(1 if axis in axes else n for axis, n in enumerate(table))
+    is_whole = tuple(eqn.params["slice_sizes"]) == rows and not numbers.operand_batching_dims
+    return axes if is_whole else None
+
+
 def _elementwise(q: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> Signature:
     return Signature(OperationFamily.ELEMENTWISE, tuple(_aligned(n, outs) for n in ins))
 
