@@ -1,10 +1,10 @@
 """Beside what a user would pick instead; run it with `python -m experiments.beyond.peers`.
 
 Each row is a ratio of ours over a peer's, or a count of ours, beside what is asked of it. Times are
-of the process, so that others on the machine don't slow them, and of one thread: a subject is
-measured by a process of its own on a single processor. Ours and the peer's take turns, and a ratio
-is the median over rounds. A peer that isn't installed is named, and its row is empty. Before
-anything is timed, results are held against the peer's, or against JAX's.
+of the process, so that others on the machine don't slow them, and of one thread (but for
+`threads`): a subject is measured by a process of its own on a single processor. Ours and the peer's
+take turns, and a ratio is the median over rounds. A peer that isn't installed is named, and its row
+is empty. Before anything is timed, results are held against the peer's, or against JAX's.
 
 1. `start`, `memory`: a process loads a bundle and computes its first result, over ONNX Runtime.
 2. `deploy`: seconds of `jaxeff_export.deploy`, TVM loaded before; `disk`: the folder's bytes over
@@ -15,7 +15,8 @@ anything is timed, results are held against the peer's, or against JAX's.
 6. `conformal`, `calibration`, `laplace`, `pruning`: over MAPIE, torchmetrics, laplace-torch and
    Torch-Pruning.
 7. `quantized`: its equations and its compilation over the function's own; `report`: its seconds.
-8. `mesh`: an epoch of `fit` on two devices over jitted steps on batches that are cut by hand.
+8. `threads`: bundles on two threads over one, by the clock, which wants a quiet machine.
+9. `mesh`: an epoch of `fit` on two devices over jitted steps on batches that are cut by hand.
 """
 
 import json
@@ -31,7 +32,7 @@ from experiments import harness as h
 
 Subject = Literal[
     "start", "deploy", "layers", "again", "members", "conformal", "calibration", "laplace",
-    "pruning", "quantized", "report", "mesh",
+    "pruning", "quantized", "report", "threads", "mesh",
 ]  # fmt: skip
 
 

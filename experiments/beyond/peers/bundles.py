@@ -1,5 +1,7 @@
 """Bundles beside ONNX Runtime: their start, making and size, and single layers."""
 
+import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -40,6 +42,19 @@ LOADS = {
     "s.run(None, {s.get_inputs()[0].name: x})",
 }
 """How a new process computes its first result."""
+TIMED = """
+import sys, time
+sys.modules["torch"] = None
+import numpy as np, jaxeff_export
+x, bundle = np.load(sys.argv[2]), jaxeff_export.load(sys.argv[1])
+bundle.run(x)
+for line in sys.stdin:
+    since = time.perf_counter()
+    for _ in range(int(line)):
+        bundle.run(x)
+    print((time.perf_counter() - since) / int(line), flush=True)
+"""
+"""How a process that stays tells the seconds of a call, of as many calls as it is asked for."""
 SETTLED = 1e-3
 """Error of a sum in another order, of the largest value."""
 
@@ -248,4 +263,46 @@ def recurrent(settings: Settings, kind: str, batch: int) -> list[rows.Row]:
     return [rows.beside(what, PEER, asked, calls, settings.rounds, bool(bundle.check()))]
 
 
-SUBJECTS = {"start": start, "deploy": deploy, "layers": layers}
+def threads(settings: Settings) -> list[rows.Row]:
+    """Measures bundles on two threads over one, by the clock: the only rows that need quiet."""
+    measured_rows = []
+    for name, make in (("MobileNetV2", mobilenet), ("ResNet-18", resnet18)):
+        f, params, x = make(settings)
+        for form, (g, arrays) in {"float": (f, params), "int8": in_codes(f, params, x)}.items():
+            with tempfile.TemporaryDirectory() as folder:
+                np.save(Path(folder) / "x.npy", x)
+                bundle = jaxeff_export.deploy(g, (arrays, x), path=Path(folder) / "bundle")
+                row: rows.Row = {"what": f"{name}, {form}, two threads", "peer": "one thread"}
+                row |= {"unit": "ratio", "asked": 1 / 1.7, "agrees": bool(bundle.check())}
+                measured_rows.append(row | _by_threads(Path(folder), settings.rounds))
+    return measured_rows
+
+
+def _by_threads(folder: Path, rounds: int) -> rows.Row:
+    """Times a bundle in turns by two processes, one of them with one thread, in milliseconds."""
+    command = [sys.executable, "-c", TIMED, str(folder / "bundle"), str(folder / "x.npy")]
+    with contextlib.ExitStack() as running:
+
+        def process(count: int) -> Any:
+            limits = dict.fromkeys(("TVM_NUM_THREADS", "OMP_NUM_THREADS"), str(count))
+            piped = subprocess.Popen(
+                command, env=os.environ | limits, text=True, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )  # fmt: skip
+            return running.enter_context(piped)
+
+        one, two = process(1), process(2)
+
+        def seconds(process: Any, calls: int) -> float:
+            process.stdin.write(f"{calls}\n")
+            process.stdin.flush()
+            return float(process.stdout.readline())
+
+        # As many calls as take a fifth of a second.
+        calls = max(1, round(0.2 / seconds(one, 3)))
+        pairs = [(seconds(two, calls), seconds(one, calls)) for _ in range(rounds)]
+    ours, theirs = (median(times) * 1e3 for times in zip(*pairs, strict=True))
+    return {"ours": ours, "theirs": theirs, "value": median(a / b for a, b in pairs)}
+
+
+SUBJECTS = {"start": start, "deploy": deploy, "layers": layers, "threads": threads}

@@ -10,8 +10,9 @@ from experiments.beyond.peers.__main__ import Settings
 
 def main(subject: str, settings: Settings) -> None:
     """Prints the rows of a subject as a line."""
-    # Threads that start from here on share the one processor.
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    # Threads that start from here on share the one processor, or two.
+    processors = sorted(os.sched_getaffinity(0))[: 2 if subject == "threads" else 1]
+    os.sched_setaffinity(0, processors)
     if find_spec("torch"):
         import torch  # optional
 
