@@ -319,8 +319,8 @@ def fake_quantize(
     core.Width(1, MAX_BITS).check("bits", bits)
     if isinstance(bits, int) and core.is_concrete(low) and core.is_concrete(high):
         # A range that was measured before needs no equations of a program.
-        ends = (np.asarray(end, x.dtype).astype(wide_dtype(x)) for end in (low, high))
-        return _to_known(x, _of_numbers(*ends, bits, symmetric))
+        first, last = (np.asarray(end, x.dtype).astype(wide_dtype(x)) for end in (low, high))
+        return _to_known(x, _of_numbers(first, last, bits, symmetric))
     low, high = jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)
     return _rounded(x, low, high, *_split_width(bits), symmetric, covered)
 
