@@ -42,7 +42,6 @@ from jaxeff.program.ir import primitives as prim
 from jaxeff.program.reading import mark
 
 _SUMS = {prim.p.reduce_window_sum_p, prim.p.reduce_sum_p}
-_SCALES = {prim.p.div_p, prim.p.mul_p}
 
 
 @core.validate(
@@ -220,7 +219,7 @@ def _noise_before(
 def refuses_pooling(layer: Layer) -> str:
     """Returns why light can't carry a layer as a pooling; empty if it can."""
     operations = {node.primitive for node in layer.nodes}
-    averages = bool(operations & _SUMS) and bool(operations & _SCALES)
+    averages = bool(operations & _SUMS) and bool(operations & prim.SCALING)
     results = [v for v in layer.outputs if not v.spread]
     single = len(_signals(layer)) == len(results) == 1
     if layer.kind in {"pooling", "reduction"} and averages and single:

@@ -32,6 +32,9 @@ WINDOW = {
     p.reduce_window_sum_p: "sum_pool",
 }
 
+# By a constant, they scale; a sum that one of them scales is an average.
+SCALING = {p.div_p, p.mul_p}
+
 REDUCTION = {
     p.reduce_sum_p: "sum",
     p.reduce_max_p: "max",

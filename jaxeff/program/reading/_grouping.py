@@ -438,7 +438,7 @@ def _what(layer: Layer, sizes: Counter[tuple[str, int]]) -> str:
     if layer.kind == "reduction":
         # There is no primitive of a mean: it is a sum that is scaled afterwards.
         scaled = primitive is prim.p.reduce_sum_p and any(
-            n.primitive in {prim.p.div_p, prim.p.mul_p} for n in layer.nodes
+            n.primitive in prim.SCALING for n in layer.nodes
         )
         return "mean" if scaled else prim.REDUCTION.get(primitive, "reduction")
     if layer.kind in {"elementwise", "normalization"}:

@@ -77,8 +77,7 @@ class Segment:
     @property
     def is_scaling(self) -> bool:
         """Whether it only multiplies or divides by constants."""
-        scale = {prim.p.div_p, prim.p.mul_p}
-        return all(n.primitive in scale and len(n.values) == 1 for n in self.nodes)
+        return all(n.primitive in prim.SCALING and len(n.values) == 1 for n in self.nodes)
 
 
 def owner(path: str) -> str:
@@ -395,7 +394,7 @@ def pooling_layer(node: Node, readers: Readers, free: set[Node], taken: set[Node
     if (
         node.primitive is prim.p.reduce_window_sum_p
         and reader is not None
-        and reader.primitive in {prim.p.div_p, prim.p.mul_p}
+        and reader.primitive in prim.SCALING
         and all(v is value or v.role == Role.CONSTANT for v in reader.values)
         and reader.outputs[0].aval.shape == value.aval.shape
     ):

@@ -108,7 +108,7 @@ class Numbers:
         are left, `counted` those of them that count in a mean; `rescale` says whether roots of
         sizes follow, too.
         """
-        if eqn.primitive not in {p.div_p, p.mul_p}:
+        if eqn.primitive not in prim.SCALING:
             return operands
         for i, j in ((0, 1), (1, 0))[: 1 if eqn.primitive is p.div_p else 2]:
             number = self.number(inputs[j])
@@ -130,7 +130,7 @@ class Numbers:
 
     def averaged(self, eqn: Any, inputs: Sequence[Any]) -> tuple[_dimensions.Axis, ...]:
         """Returns the axes of a sum that an equation divides by how many entries it had."""
-        if eqn.primitive not in {p.div_p, p.mul_p}:
+        if eqn.primitive not in prim.SCALING:
             return ()
         for i, j in ((0, 1), (1, 0))[: 1 if eqn.primitive is p.div_p else 2]:
             number = self.number(inputs[j])
