@@ -16,6 +16,10 @@ Modules = dict[str, Module]
 VAGUE = {"found", "made", "own", "whole", "given"}
 """Words that say how something came about, not what it is."""
 _DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+DESCRIPTIONS = {
+    "jaxeff.core._jax_internals", "jaxeff.program.ir._primitives", "jaxeff.program.ir._signature",
+}  # fmt: skip
+"""Modules that describe the primitives of JAX."""
 LARGEST = 18
 """Modules that a package holds at most: as many as one reads through in search of one."""
 
@@ -165,6 +169,21 @@ def readers_of_equations(modules: Modules) -> list[str]:
     ]
 
 
+def scattered_primitives(modules: Modules) -> list[str]:
+    """Modules beyond six that name one primitive of JAX, other than those that describe them all.
+
+    What an analysis asks of an equation, its signature or a set of primitives says.
+    """
+    places: dict[str, set[str]] = {}
+    for module in modules.values():
+        for node in ast.walk(module.tree) if module.name not in DESCRIPTIONS else ():
+            name = getattr(node, "attr", "") or getattr(node, "id", "")
+            if re.fullmatch(r"[a-z]\w+_p", name):
+                places.setdefault(name, set()).add(module.name)
+    pairs = ((name, module) for name, names in places.items() for module in sorted(names)[6:])
+    return [f"{name}: {module}" for name, module in pairs]
+
+
 def late_typing_imports(modules: Modules) -> list[str]:
     """Imports for type checkers below a module's first function or class."""
     places = []
@@ -299,6 +318,7 @@ COUNTS: dict[str, Callable[[Modules], list[str]]] = {
     "functions of more than 7 parameters without a reason": functions_of_many_parameters,
     "module docstrings of more than 25 lines": long_module_docstrings,
     "modules that read a list of equations": readers_of_equations,
+    "modules beyond six that name one primitive": scattered_primitives,
     "imports for type checkers in the middle of a module": late_typing_imports,
     "private names of more than five modules": common_private_names,
     "references into an absent text": absent_references,

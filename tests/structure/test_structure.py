@@ -81,6 +81,9 @@ FAULTS = {
     },
     "module docstrings of more than 25 lines": {"p/_x.py": '"""A.' + "\n" * 25 + '"""'},
     "modules that read a list of equations": {"p/_x.py": "jaxpr.eqns\njaxpr.eqns"},
+    "modules beyond six that name one primitive": {
+        f"p/_m{i}.py": "p.sin_p\nprim.p.sin_p\nsplit_p" if i else "sin_p" for i in range(7)
+    },
     "imports for type checkers in the middle of a module": {
         "p/_x.py": "if TYPE_CHECKING:\n    import a\n\ndef f(): ...\n"
         "if TYPE_CHECKING:\n    import b"
