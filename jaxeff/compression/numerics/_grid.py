@@ -328,7 +328,7 @@ def fake_quantize(
 def _to_known(x: Array, known: Grid) -> Array:
     """Computes `fake_quantize` to a grid of NumPy's numbers."""
     # Numbers that are all alike are one: between scalars, a program clamps in one operation.
-    to = jax.tree.map(lambda n: n.flat[0] if (n == n.flat[0]).all() else n, known)
+    to = jax.tree.map(lambda n: n.flat[0] if n.size and (n == n.flat[0]).all() else n, known)
     return _nearest_of(x, to, moved=bool(np.any(to.zero != 0)))
 
 
