@@ -129,8 +129,10 @@ def noise(subject: Subject) -> dict[str, Any]:
     tolerated = _tolerated(second, f, params, part, sites, np.sort(levels))
     # Levels are in the units of a layer's values: what those are like makes them comparable.
     readable = {layer.site for layer in trace(f, params, part).layers}
-    values = robustness.activations(f, [s for s in sites if s in readable])(params, part)
-    spread = {site: float(jnp.std(value)) for site, value in values.items()}
+    values = robustness.activations(f, [s for s in sites if s in readable])
+    # One program: layer by layer it is a hundred small ones, whose compilation takes longer.
+    stds = jax.jit(lambda *args: jax.tree.map(jnp.std, values(*args)))(params, part)
+    spread = {site: float(std) for site, std in stds.items()}
     rows: list[dict[str, Any]] = [
         {"site": site, "level": float(level), "spread": spread.get(site)}
         for site, level in zip(sites, tolerated, strict=True)
