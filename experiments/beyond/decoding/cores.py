@@ -37,8 +37,8 @@ def modelled(rows: int, shape: tuple[int, int]) -> Iterator[Row]:
             loops = jaxeff_export.deploy(g, (g.convert(params, x), x), target=CORE).model()
         except ToolchainError as error:
             raise Refused(str(error)) from error
-        # Of the other kernels, which make the input's codes, none multiplies.
-        (loop,) = (each for each in loops if isinstance(each, LoopModel) and each.products)
+        # The other kernels make the input's codes, with a product of each entry at most.
+        loop = max((m for m in loops if isinstance(m, LoopModel)), key=_all_products)
         # A bundle knows its kernels' work; modelled without it, turns and cycles are unknown.
         assert loop.turns is not None
         assert loop.total is not None
@@ -48,6 +48,10 @@ def modelled(rows: int, shape: tuple[int, int]) -> Iterator[Row]:
             "cycles": loop.total, "multiplying": multiplying, "transfer": loop.transfer,
             "over_bound": loop.total / max(multiplying, loop.transfer), "spills": loop.spills,
         }  # fmt: skip
+
+
+def _all_products(loop: LoopModel) -> float:
+    return loop.products * (loop.turns or 0)
 
 
 __all__ = ["CORE", "modelled"]
