@@ -442,15 +442,9 @@ def with_inner(node: Any) -> Iterator[Any]:
 
 
 def _rounding(graph: OnnxGraph, makers: Mapping[str, Any], node: Any) -> _Rounding | None:
-    """Reads `(clamp(round(x / step - zero), low, high) + zero) * step`, from its end.
-
-    A grid around zero has neither the sum nor the difference.
-    """
+    """Reads `(clamp(round(x / step - zero), low, high) + zero) * step`, from its end."""
     numbers: list[float] = []
     for op in ("Mul", "Add", "Min", "Max", "Round", "Sub", "Div"):
-        if node is not None and node.op_type != op and op in ("Add", "Sub"):
-            numbers.append(0.0)
-            continue
         if node is None or node.op_type != op:
             return None
         names = list(node.input)

@@ -329,20 +329,20 @@ def _to_known(x: Array, known: Grid) -> Array:
     """Computes `fake_quantize` to a grid of NumPy's numbers."""
     # Numbers that are all alike are one: between scalars, a program clamps in one operation.
     to = jax.tree.map(lambda n: n.flat[0] if n.size and (n == n.flat[0]).all() else n, known)
-    return _nearest_of(x, to, moved=bool(np.any(to.zero != 0)))
+    return _nearest_of(x, to)
 
 
-@functools.partial(jax.jit, static_argnames="moved")
-def _nearest_of(x: Array, to: Grid, moved: bool) -> Array:
-    """Computes the nearest values of a grid; `moved` is whether it has a zero to be added."""
-    codes = x.astype(to.step.dtype) / to.step
-    codes = lax.round(codes - to.zero if moved else codes, lax.RoundingMethod.TO_NEAREST_EVEN)
-    one_range = to.lower.ndim == to.upper.ndim == 0
-    codes = (
-        lax.clamp(to.lower, codes, to.upper) if one_range else jnp.clip(codes, to.lower, to.upper)
-    )
-    rounded = ((codes + to.zero if moved else codes) * to.step).astype(x.dtype)
-    return straight_through(x, rounded)
+@jax.jit
+def _nearest_of(x: Array, to: Grid) -> Array:
+    """Computes the nearest values of a grid: equal layers share what is traced."""
+    is_one_range = to.lower.ndim == to.upper.ndim == 0
+    clip = lax.clamp if is_one_range else lambda low, codes, high: jnp.clip(codes, low, high)
+    return _in_steps(x, clip(to.lower, _nearest_codes(x, to), to.upper), to)
+
+
+def _in_steps(x: Array, codes: Array, to: Grid) -> Array:
+    """Returns the values of codes, with the gradient of `x`."""
+    return straight_through(x, ((codes + to.zero) * to.step).astype(x.dtype))
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -380,9 +380,7 @@ def _rounded(
     if covered and isinstance(bits, int) and symmetric != FULL:
         half = 2.0 ** (bits - 1)
         ends = _end(symmetric, 0, half), _end(symmetric, 1, half)
-    codes = _codes(x, to, ends)
-    rounded = ((codes + to.zero) * to.step).astype(x.dtype)
-    return straight_through(x, rounded)
+    return _in_steps(x, _codes(x, to, ends), to)
 
 
 @core.validate(x=core.real_array(nan=True, empty=True), y=core.real_array(nan=True, empty=True))
@@ -494,9 +492,13 @@ def _end(symmetric: Symmetry, upper: int, half: float) -> float:
 
 def _codes(x: Array, grid: Grid, ends: tuple[Any, Any]) -> Array:
     """Computes codes as floating-point numbers, so that NaN stays NaN."""
+    return jnp.clip(_nearest_codes(x, grid), *ends)
+
+
+def _nearest_codes(x: Array, grid: Grid) -> Array:
+    """Computes the nearest whole numbers of steps, whether or not the grid has them."""
     codes = x.astype(grid.step.dtype) / grid.step - grid.zero
-    nearest = lax.round(codes, lax.RoundingMethod.TO_NEAREST_EVEN)
-    return jnp.clip(nearest, *ends)
+    return lax.round(codes, lax.RoundingMethod.TO_NEAREST_EVEN)
 
 
 def wide_dtype(*arrays: Any) -> Any:

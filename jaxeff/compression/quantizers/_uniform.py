@@ -48,7 +48,8 @@ class Ranged(numerics.BaseQuantizer):
         if self.range is not None:
             return self.range
         axes = tensor.axes(self.per)
-        if self.symmetric is True:  # such a grid depends on the further end alone: one reduction
+        # Such a grid depends on the further end alone, which stands for both: one reduction.
+        if self.symmetric is True:
             end = jnp.max(jnp.abs(x), numerics.kept_axes(x, axes)[0], keepdims=True)
             return end, end
         return numerics.value_range(x, axes)
