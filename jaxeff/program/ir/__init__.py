@@ -17,7 +17,6 @@ from jaxeff.program.ir._graph import Node as Node
 from jaxeff.program.ir._graph import Program as Program
 from jaxeff.program.ir._graph import Role as Role
 from jaxeff.program.ir._graph import Value as Value
-from jaxeff.program.ir._graph import branch_operands as branch_operands
 from jaxeff.program.ir._graph import flatten as flatten
 from jaxeff.program.ir._graph import form_of as form_of
 from jaxeff.program.ir._graph import making as making
@@ -38,6 +37,7 @@ from jaxeff.program.ir._signature import row_axes as row_axes
 from jaxeff.program.ir._signature import signature as signature
 from jaxeff.program.ir._walk import Scan as Scan
 from jaxeff.program.ir._walk import While as While
+from jaxeff.program.ir._walk import branch_operands as branch_operands
 from jaxeff.program.ir._walk import compute as compute
 from jaxeff.program.ir._walk import computed_at_once as computed_at_once
 from jaxeff.program.ir._walk import entering as entering

@@ -20,7 +20,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import IntFlag
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,9 +29,7 @@ from jaxeff.core import STATE_TAG, ClosedJaxpr, JaxprEqn, Literal
 from jaxeff.core import jax_internals as _compat
 from jaxeff.program.ir import _primitives as prim
 from jaxeff.program.ir._signature import Signature, signature
-from jaxeff.program.ir._walk import Scan, While, fixed_point, walk, walk_nodes
-
-T = TypeVar("T")
+from jaxeff.program.ir._walk import Scan, While, branch_operands, fixed_point, walk, walk_nodes
 
 SPREAD_TAG = "jaxeff.spread"
 DRAWN_TAG = "jaxeff.drawn"
@@ -278,13 +276,6 @@ def _sub_graphs(
                 if out.is_data:
                     out.path, out.leaves = "", frozenset()
     return tuple(graphs)
-
-
-def branch_operands(eqn: Any, operands: Sequence[T]) -> Sequence[T] | None:
-    """Returns what every branch of a `cond` reads, or the body of a `remat`; None for a loop."""
-    if eqn.primitive is prim.p.remat_p:
-        return operands
-    return operands[1:] if eqn.primitive is prim.p.cond_p else None
 
 
 def _loop_graph(loop: Scan[Value] | While[Value], backward: bool) -> Graph:

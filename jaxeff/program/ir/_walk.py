@@ -7,7 +7,7 @@ their place. Loops and branches are equations like any other.
 
 JAX keeps a loop's operands in one list and their numbers in its parameters, under other names for
 each primitive. Here the list is split once, so that readers say `loop.carry`. (Of a `cond`, the
-first operand is the index of the branch and the others go to every branch.)
+first operand is the index of the branch: `branch_operands` are the others.)
 
 `computed_at_once`, at the end, evaluates a jaxpr that runs once and would take longer to compile.
 """
@@ -260,6 +260,13 @@ class While(_Loop[T]):
     def test_inputs(self, carry: Sequence[T]) -> list[T]:
         """Orders the inputs of the test."""
         return [*self.test_consts, *carry]
+
+
+def branch_operands(eqn: Any, operands: Sequence[T]) -> Sequence[T] | None:
+    """Returns what every branch of a `cond` reads, or the body of a `remat`; None for a loop."""
+    if eqn.primitive is prim.p.remat_p:
+        return operands
+    return operands[1:] if eqn.primitive is prim.p.cond_p else None
 
 
 def repetitions(node: Any) -> int:
