@@ -283,7 +283,7 @@ def _by_threads(folder: Path, rounds: int) -> rows.Row:
     command = [sys.executable, "-c", TIMED, str(folder / "bundle"), str(folder / "x.npy")]
     with contextlib.ExitStack() as running:
 
-        def process(count: int) -> Any:
+        def started(count: int) -> Any:
             limits = dict.fromkeys(("TVM_NUM_THREADS", "OMP_NUM_THREADS"), str(count))
             piped = subprocess.Popen(
                 command, env=os.environ | limits, text=True, stdin=subprocess.PIPE,
@@ -291,7 +291,7 @@ def _by_threads(folder: Path, rounds: int) -> rows.Row:
             )  # fmt: skip
             return running.enter_context(piped)
 
-        one, two = process(1), process(2)
+        one, two = started(1), started(2)
 
         def seconds(process: Any, calls: int) -> float:
             process.stdin.write(f"{calls}\n")
