@@ -2,16 +2,13 @@
 
 ```python
 import jax
-from flax import nnx
-
 import jaxeff
-from jaxeff import Additive, ChaoticLight, Int
-from jaxeff.nn import SmallCNN
+from flax import nnx
+from jaxeff import Additive, ChaoticLight, Int, nn
 
 key, x = jax.random.key(0), jax.numpy.ones((2, 28, 28, 1))
-f, params = jaxeff.functional(SmallCNN(rngs=nnx.Rngs(0)))  # NNX or Linen -> pure function, pytree
+f, params = jaxeff.functional(nn.SmallCNN(rngs=nnx.Rngs(0)))  # NNX, Linen -> pure function, pytree
 jaxeff.summary(f, params, x)                               # the layers and what they cost
-
 g = jaxeff.noisy(f, {"conv*": Additive(0.3)})              # g(key, params, x)
 g = jaxeff.photonic(f, {"avg_pool*": ChaoticLight(0.5)})   # g(key, params, x)
 g = jaxeff.analog(f, {"fc*:linear": jaxeff.Crossbar()})    # g(key, params, x)
@@ -21,12 +18,10 @@ g = jaxeff.moments(f)                                      # g(params, x), any l
 g(params, x).var                                           # [2, 10]: zero, for nothing is random
 ```
 
-Settings and everything else live in the rooms: `jaxeff.noise`, `jaxeff.compression`,
-`jaxeff.pruning`, `jaxeff.moment_propagation`, `jaxeff.photonics`, `jaxeff.robustness`,
-`jaxeff.hardening`, `jaxeff.bayes`, `jaxeff.uncertainty`, `jaxeff.ensembles`, `jaxeff.data`,
-`jaxeff.nn`, `jaxeff.analog_hardware`, `jaxeff.dirty_mnist`, `jaxeff.training`, `jaxeff.store`,
-`jaxeff.weights`, `jaxeff.adapters`, `jaxeff.reporting`; `jaxeff.contrib` has what nothing else
-builds on.
+Settings and everything else live in the rooms, `jaxeff.noise` and so on: `noise`, `compression`,
+`pruning`, `moment_propagation`, `photonics`, `robustness`, `hardening`, `bayes`, `uncertainty`,
+`ensembles`, `data`, `nn`, `analog_hardware`, `dirty_mnist`, `training`, `store`, `weights`,
+`adapters`, `reporting`; `contrib` has what nothing else builds on.
 """
 
 from importlib import import_module

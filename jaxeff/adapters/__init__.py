@@ -17,31 +17,9 @@ trained = fit(key, cross_entropy(lambda a, x: g(params, a, x)), adapters, (x, y)
 merged = merge_lora(f, params, trained, x, spec)             # f(merged, x) is g(params, trained, x)
 ```
 
-Adapters are parameters like any others. A posterior, or an ensemble, may be of them alone:
-
-```python
-from jaxeff import bayes
-from jaxeff.ensembles import Members
-
-h = lambda adapters, x: g(params, adapters, x)
-posterior = bayes.laplace(key, h, trained, (x, y), "*", "diag")  # independent factors
-logits = jaxeff.moments(h, method="linear")(bayes.to_gaussians(posterior), x)
-one = {"*/b": None}                                          # the second factors aren't random
-result = bayes.svi(key, h, trained, (x, y), epochs=2, batch_size=64, prior=one)
-several, members = jaxeff.ensemble(key, h, adapters, {"*": Members(3)},
-                                   init=lambda key: init_lora(key, f, params, x, spec))
-```
-
-The first is Laplace-LoRA (Yang et al. 2024, arXiv 2308.13111), the second BLoB (Wang et al. 2024,
-arXiv 2406.11675); the members of the last share all that comes before the first adapter.
-
-`learner` makes a step that learns some of a network on a device, behind a body in whole numbers;
-with `uncertainty.watched` it keeps watch for drift over all that it isn't told.
-
-Sharp edge: `h` closes over the frozen weights, so each compiled program holds them as constants.
-Where they are large, make them parameters that `frozen` leaves unchanged, and name the adapters in
-the calls above: `prior={"frozen/*": None}`, `laplace(..., only="adapters/*")`,
-`{"adapters/*": Members(3)}`.
+`LoRA` has posteriors and ensembles of adapters. `learner` makes a step that learns some of a
+network on a device, behind a body in whole numbers; with `uncertainty.watched` it keeps watch for
+drift over all that it isn't told.
 """
 
 from jaxeff.adapters._learner import LearningStep as LearningStep

@@ -50,6 +50,37 @@ from jaxeff.program.ir import Contraction, run_nodes
 class LoRA(core.Setting):
     """A low-rank update of a layer's weight.
 
+    Adapters are parameters like any others. A posterior, or an ensemble, may be of them alone:
+
+    ```python
+    import jax
+    import jaxeff
+    from jaxeff import bayes
+    from jaxeff.adapters import LoRA, init_lora
+    from jaxeff.ensembles import Members
+    from jaxeff.nn import small_classifier
+
+    key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
+    spec = {"fc*": LoRA(rank=4)}
+    g = jaxeff.lora(f, spec)
+    h = lambda adapters, x: g(params, adapters, x)
+    adapters = init_lora(key, f, params, x, spec)                    # trained, for a posterior
+    posterior = bayes.laplace(key, h, adapters, (x, y), "*", "diag")  # independent factors
+    logits = jaxeff.moments(h, method="linear")(bayes.to_gaussians(posterior), x)
+    one = {"*/b": None}                                          # the second factors aren't random
+    result = bayes.svi(key, h, adapters, (x, y), epochs=2, batch_size=64, prior=one)
+    several, members = jaxeff.ensemble(key, h, adapters, {"*": Members(3)},
+                                       init=lambda key: init_lora(key, f, params, x, spec))
+    ```
+
+    The first is Laplace-LoRA (Yang et al. 2024, arXiv 2308.13111), the second BLoB (Wang et al.
+    2024, arXiv 2406.11675); the members of the last share all that comes before the first adapter.
+
+    Sharp edge: `h` closes over the frozen weights, so each compiled program holds them as
+    constants. Where they are large, make them parameters that `frozen` leaves unchanged, and name
+    the adapters in the calls above: `prior={"frozen/*": None}`, `laplace(..., only="adapters/*")`,
+    `{"adapters/*": Members(3)}`.
+
     Attributes:
         rank: Rank of the update.
         alpha: The update is multiplied by this over the rank.

@@ -2,27 +2,23 @@
 
 ```python
 import jax
-
-from jaxeff.analog_hardware import Chip, Crossbar, analog, in_the_loop, partition
+from jaxeff.analog_hardware import Chip, Crossbar, analog, in_the_loop
 from jaxeff.nn import small_classifier
-
 f, params, (x, y) = small_classifier()
-x = x - x.min()                                          # pulses have no sign
-spec = {"fc*:linear": Crossbar(gain=0.004)}
-logits = analog(f, spec)(jax.random.key(0), params, x)             # an ideal array
+spec, x = {"fc*:linear": Crossbar(gain=0.004)}, x - x.min()                # pulses have no sign
+logits = analog(f, spec)(jax.random.key(0), params, x)                     # an ideal array
 logits = in_the_loop(f, spec, Chip(3))(jax.random.key(0), params, x)       # a (synthetic) chip
 ```
 
-1. `analog` runs layers on tiles of `Crossbar`s; `partition` says how they lie there, and
-   `calibrate_ranges` what codes stand for. `read_out` hands the noise to `jaxeff.moments`.
-2. `Chip` is a synthetic chip, known through integer codes alone, and `CircuitChip` one given by its
-   circuits' equations in time; your own is a Python callable.
-3. `characterize` measures either; `fit_linear`, `fit_columnar` and `fit_white_box` model it, and
-   `fidelity` says how well. `order_effect` and `fit_sequence` ask whether order matters; networks
-   can be trained through each of these models.
-4. `in_the_loop` trains with the chip itself, `growing_noise` with a model's; `train_for_chip` is
-   the whole recipe. `compensate_drift` recalibrates.
-5. `pulsed` and `tiki_taka` are optimizers whose weights are cells that pulses change.
+`analog` runs layers on tiles of `Crossbar`s; `partition` says how they lie there,
+`calibrate_ranges` what codes stand for; `read_out` hands the noise to `jaxeff.moments`. `Chip` is a
+synthetic chip, known through integer codes alone, and `CircuitChip` one given by its circuits'
+equations in time; your own is a Python callable. `characterize` measures either; `fit_linear`,
+`fit_columnar` and `fit_white_box` model it, and `fidelity` says how well. `order_effect` and
+`fit_sequence` ask whether order matters; networks can be trained through each of these models.
+`in_the_loop` trains with the chip itself, `growing_noise` with a model's; `train_for_chip` is the
+whole recipe, and `compensate_drift` recalibrates. `pulsed` and `tiki_taka` are optimizers whose
+weights are cells that pulses change.
 
 Source: Klein's thesis, chapter 5; Klein et al., "Towards addressing noise and static variations of
 analog computations using efficient retraining" (2021); Kuhn et al., arXiv:2309.14292.

@@ -1,32 +1,15 @@
 """Training for a chip: with the chip in the loop, by the whole recipe, and against its drift.
 
-`in_the_loop` has the forward pass on a chip and the backward pass on a model of it.
+`train_for_chip` goes from a digital network to one that works on a given chip, in one call:
 
 ```python
 import jax
 import optax
 
-from jaxeff.analog_hardware import Chip, Crossbar, in_the_loop
+from jaxeff.analog_hardware import Chip, Design, train_for_chip
 from jaxeff.nn import small_classifier
-from jaxeff.training import cross_entropy, fit
 
 f, params, (x, y) = small_classifier()
-data = (x - x.min(), y)
-spec = {"fc*:linear": Crossbar(gain=0.004)}              # whose model has the gradients
-g = in_the_loop(f, spec, Chip(3))                        # g(key, params, x)
-loss = cross_entropy(g, keyed=True)
-fit(jax.random.key(0), loss, params, data, optimizer=optax.adam(1e-3), epochs=1, batch_size=64)
-```
-
-The chip may be a `Chip`, which is traced like anything else and can be vmapped over devices, or a
-Python callable ``query(key, weights, inputs)``, which is called back once per tile
-(`jaxeff.analog_hardware.Hardware`). Codes in, counts out: nothing of the chip's inside is used.
-
-`train_for_chip` goes from a digital network to one that works on a given chip, in one call.
-
-```python
-from jaxeff.analog_hardware import Design, train_for_chip
-
 result = train_for_chip(
     jax.random.key(0), f, params, (x - x.min(), y), Chip(3), sites="fc*:linear",
     optimizer=optax.adam(1e-3), epochs=(1, 1, 1), batch_size=64,
@@ -34,43 +17,6 @@ result = train_for_chip(
 )
 result.params, result.spec                        # for in_the_loop(f, result.spec, chip)
 ```
-
-Its white-box stage by hand, of a fitted model such as `box`:
-
-```python
-from jaxeff.analog_hardware import analog, growing_noise, with_model, with_noise_level
-
-box = next(iter(result.spec.values())).model
-boxed = with_model(result.spec, box)
-loss = growing_noise(f, boxed, optax.linear_schedule(0.0, 1.0, 2))
-run = {"optimizer": optax.adam(1e-3), "epochs": 1, "batch_size": 64, "progress": False}
-fit(jax.random.key(0), loss, result.params, (x - x.min(), y), **run)
-silent = analog(f, with_noise_level(boxed, 0.0))(jax.random.key(0), result.params, x - x.min())
-```
-
-The recipe of Klein's thesis, chapter 5: a digital network, quantization-aware training, training
-through a white box with noise that grows from nothing to what was measured, and a few epochs with
-the chip in the loop. The noise grows over the first half of the epochs: an optimizer whose rate
-decays would learn little of noise that is whole at their end alone.
-
-`compensate_drift` recalibrates a chip whose columns have drifted.
-
-```python
-from jaxeff.analog_hardware import compensate_drift, reference
-
-chip, design = Chip(3, rows=16, columns=8), Design(rows=16, columns=8, active=(8,))
-before = reference(jax.random.key(0), chip, design)
-correction = compensate_drift(jax.random.key(0), chip.after(24.0), before, design)
-```
-
-The same codes are sent as when the chip was characterised; what each column answers now is brought
-back to what it answered then by one gain and one offset per column, after conversion. Nothing is
-trained again. A `Crossbar` takes the result as its `correction`.
-
-Sharp edges:
-    A callable that raises stops the training with its message; `fit(checkpoint=...)` keeps the last
-    epoch, and goes on from there when it is called again.
-    A callable is called in whatever order XLA runs tiles, once per tile and vector batch.
 
 References:
     Klein's thesis, table 5.1; Schemmel et al., arXiv:2003.13750; Cramer et al., arXiv:2006.07239.
@@ -102,6 +48,30 @@ def in_the_loop(
     f: Callable[..., Any], spec: Mapping[str, Crossbar | None], query: Query
 ) -> Callable[..., Any]:
     """Runs layers of a model on a chip, with the gradients of the models in the spec.
+
+    The forward pass is on the chip, the backward pass on a model of it:
+
+    ```python
+    import jax
+    import optax
+    from jaxeff.analog_hardware import Chip, Crossbar, in_the_loop
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import cross_entropy, fit
+
+    f, params, (x, y) = small_classifier()
+    g = in_the_loop(f, {"fc*:linear": Crossbar(gain=0.004)}, Chip(3))        # g(key, params, x)
+    fit(jax.random.key(0), cross_entropy(g, keyed=True), params, (x - x.min(), y),
+        optimizer=optax.adam(1e-3), epochs=1, batch_size=64)
+    ```
+
+    The chip may be a `Chip`, which is traced like anything else and can be vmapped over devices, or
+    a Python callable ``query(key, weights, inputs)``, which is called back once per tile
+    (`jaxeff.analog_hardware.Hardware`). Codes in, counts out: nothing of the chip's inside is used.
+
+    Sharp edges:
+        A callable that raises stops the training with its message; `fit(checkpoint=...)` keeps the
+        last epoch, and goes on from there when it is called again.
+        A callable is called in whatever order XLA runs tiles, once per tile and vector batch.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -149,6 +119,12 @@ STAGES = ("quantized", "white_box", "in_the_loop")
 
 class ForChip(NamedTuple):
     """A network that was trained for a chip.
+
+    `train_for_chip` makes it by the recipe of Klein's thesis, chapter 5: a digital network,
+    quantization-aware training, training through a white box with noise that grows from nothing to
+    what was measured, and a few epochs with the chip in the loop. The noise grows over the first
+    half of the epochs: an optimizer whose rate decays would learn little of noise that is whole at
+    their end alone.
 
     Attributes:
         params: The parameters.
@@ -255,6 +231,26 @@ def growing_noise(
     """Makes a cross entropy through models whose noise follows a schedule, from 0 to 1.
 
     "Incremental noise" of Klein's thesis, section 5.3.1; it doesn't give the shape of the ramp.
+
+    `train_for_chip` has this stage of a spec with a white box; by hand, with any fitted model:
+
+    ```python
+    import jax
+    import optax
+    from jaxeff.analog_hardware import (
+        Chip, Crossbar, Design, characterize, fit_columnar, growing_noise, with_model
+    )
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import fit
+
+    f, params, (x, y) = small_classifier()
+    design = Design(programs=2, drives=2, vectors=32, repeats=8, active=(8, 64))
+    model = fit_columnar(characterize(jax.random.key(0), Chip(3), design))
+    spec = with_model({"fc*:linear": Crossbar(gain=0.004)}, model)
+    loss = growing_noise(f, spec, optax.linear_schedule(0.0, 1.0, 2))
+    fit(jax.random.key(0), loss, params, (x - x.min(), y),
+        optimizer=optax.adam(1e-3), epochs=1, batch_size=64, progress=False)
+    ```
     """
 
     def at(level: Any) -> Loss:
@@ -265,13 +261,35 @@ def growing_noise(
 
 @core.validate(spec=core.spec_of(Crossbar))
 def with_model(spec: Mapping[str, Crossbar], model: Any) -> dict[str, Crossbar]:
-    """Sets the model of a spec's crossbars."""
+    """Sets the model of a spec's crossbars.
+
+    ```python
+    from jaxeff.analog_hardware import Crossbar, Wires, with_model
+
+    spec = with_model({"fc*:linear": Crossbar(gain=0.004)}, Wires(resistance=1e-3))
+    ```
+    """
     return {site: dataclasses.replace(array, model=model) for site, array in spec.items()}
 
 
 @core.validate(spec=core.spec_of(Crossbar), level=core.non_negative)
 def with_noise_level(spec: Mapping[str, Crossbar], level: Any) -> dict[str, Crossbar]:
-    """Sets the share of their measured noise for a spec's fitted models, 0 to 1."""
+    """Sets the share of their measured noise for a spec's fitted models, 0 to 1.
+
+    ```python
+    import jax
+    from jaxeff.analog_hardware import (
+        Chip, Crossbar, Design, analog, characterize, fit_linear, with_noise_level
+    )
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    design = Design(programs=2, drives=2, vectors=32, repeats=8, active=(8, 64))
+    model = fit_linear(characterize(jax.random.key(0), Chip(3), design))
+    spec = {"fc*:linear": Crossbar(gain=0.004, model=model)}
+    silent = analog(f, with_noise_level(spec, 0.0))(jax.random.key(0), params, x - x.min())
+    ```
+    """
 
     def quieter(model: Any) -> Any:
         return dataclasses.replace(model, noise=dataclasses.replace(model.noise, level=level))
@@ -309,6 +327,14 @@ def reference(
 ) -> Reference:
     """Sends random vectors of all sizes, which `compensate_drift` sends again later.
 
+    ```python
+    import jax
+    from jaxeff.analog_hardware import Chip, Design, reference
+
+    design = Design(rows=16, columns=8, active=(8,))
+    before = reference(jax.random.key(0), Chip(3, rows=16, columns=8), design)
+    ```
+
     Args:
         key: Random key of the codes, and of a twin's noise.
         query: The chip.
@@ -337,6 +363,19 @@ def compensate_drift(
     repeats: int = 8,
 ) -> Correction:
     """Fits a gain and an offset per column that undo a chip's drift.
+
+    ```python
+    import jax
+    from jaxeff.analog_hardware import Chip, Design, compensate_drift, reference
+
+    chip, design = Chip(3, rows=16, columns=8), Design(rows=16, columns=8, active=(8,))
+    before = reference(jax.random.key(0), chip, design)
+    correction = compensate_drift(jax.random.key(0), chip.after(24.0), before, design)
+    ```
+
+    The same codes are sent as when the chip was characterised; what each column answers now is
+    brought back to what it answered then by one gain and one offset per column, after conversion.
+    Nothing is trained again. A `Crossbar` takes the result as its `correction`.
 
     Args:
         key: Random key of a twin's noise.

@@ -4,25 +4,20 @@
 import jax
 
 from jaxeff.analog_hardware import (
-    Chip, Design, characterize, fidelity, fit_columnar, fit_linear, fit_noise, fit_white_box
+    Chip, Design, characterize, fidelity, fit_columnar, fit_linear, fit_white_box
 )
 
 chip = Chip(3, rows=16, columns=8)
 design = Design(rows=16, columns=8, programs=8, drives=8, vectors=64, active=(1, 8, 16))
 measured = characterize(jax.random.key(0), chip, design)
-box = fit_white_box(measured)
-print(fidelity(jax.random.key(1), box, chip, design, active=(4, 16)))
-print(fidelity(jax.random.key(1), fit_linear(measured), chip, design, active=(4, 16)))
-
-# Between the two lies a spline per column; all have the noise that repeated read-outs show.
-columnar, noise = fit_columnar(measured), fit_noise(measured.noise)
 errors = [
     fidelity(jax.random.key(1), model, chip, design, active=(16,)).error[0]
-    for model in (fit_linear(measured), columnar)
+    for model in (fit_linear(measured), fit_columnar(measured), fit_white_box(measured))
 ]
-assert errors[1] < errors[0]
-assert (columnar.noise.still == noise.still).all() and noise.per_row.shape == (8,)
+assert errors[2] < errors[1] < errors[0]
 ```
+
+Between a straight line and the white box lies a spline per column.
 """
 
 from typing import Any
@@ -417,6 +412,18 @@ def _smooth(curve: np.ndarray) -> np.ndarray:
 @core.validate(noise=core.instance_of(NoiseMeasurement))
 def fit_noise(noise: NoiseMeasurement) -> ReadOutNoise:
     """Fits a variance per column without rows, and one per active row; neither is negative.
+
+    All fitted models have this noise, which repeated read-outs show:
+
+    ```python
+    import jax
+    from jaxeff.analog_hardware import Chip, Design, characterize, fit_columnar, fit_noise
+
+    design = Design(rows=16, columns=8, programs=8, drives=8, vectors=64, active=(1, 8, 16))
+    measured = characterize(jax.random.key(0), Chip(3, rows=16, columns=8), design)
+    noise = fit_noise(measured.noise)
+    assert (fit_columnar(measured).noise.still == noise.still).all() and noise.per_row.shape == (8,)
+    ```
 
     Raises:
         ValueError: A variance is NaN.

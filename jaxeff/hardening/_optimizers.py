@@ -3,6 +3,8 @@
 Sharpness-aware minimization (SAM), plain and adaptive, is `optax.contrib.sam` for losses with keys.
 
 ```python
+import jax
+import optax
 from jaxeff.hardening import sharpness_aware
 from jaxeff.nn import small_classifier
 from jaxeff.training import cross_entropy, fit
