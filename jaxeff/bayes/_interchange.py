@@ -1,61 +1,26 @@
-"""Posteriors as files, and those that NumPyro and Pyro fitted.
-
-`save_posterior` writes safetensors, so no pickle runs when a file is read:
+"""Posteriors as files, and those that NumPyro and Pyro fitted: of NumPyro for the moment pass.
 
 ```python
 import jax
 import jax.numpy as jnp
-
-from jaxeff import Gaussian
-from jaxeff.bayes import load_posterior, save_posterior
-from jaxeff.nn import small_classifier
-
-f, params, (x, y) = small_classifier(10)
-posterior = jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), params)
-save_posterior("posterior.safetensors", posterior)
-again = load_posterior("posterior.safetensors", params)
-assert jnp.array_equal(again["fc1"]["kernel"].var, posterior["fc1"]["kernel"].var)
-```
-
-Posteriors of NumPyro are read from a guide and its parameters, for the moment pass:
-
-```python
+import jaxeff
 import numpyro
 import numpyro.distributions as dist
+from jaxeff.bayes import from_numpyro
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
-
-import jaxeff
-from jaxeff.bayes import from_numpyro
 
 def model(x, y=None):
     kernel = numpyro.sample("fc/kernel", dist.Normal(0, 1).expand([2, 3]).to_event(2))
     with numpyro.plate("data", len(x)):
         numpyro.sample("y", dist.Categorical(logits=x @ kernel), obs=y)
 
-x, y = jnp.ones((8, 2)), jnp.zeros(8, int)
-guide = AutoNormal(model)
-run = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO()).run(
-    jax.random.key(0), 10, x, y, progress_bar=False
-)
+x, y, guide = jnp.ones((8, 2)), jnp.zeros(8, int), AutoNormal(model)
+svi = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
+run = svi.run(jax.random.key(0), 10, x, y, progress_bar=False)
 posterior = from_numpyro(guide, run.params)          # {"fc": {"kernel": Gaussian(...)}}
 logits = jaxeff.moments(lambda p, x: x @ p["fc"]["kernel"])(posterior, x)   # a Gaussian, too
 ```
-
-Pyro needn't be installed: its parameters suffice, `dict(pyro.get_param_store().items())`, or arrays
-of the same names.
-
-```python
-from jaxeff.bayes import from_pyro
-
-store = {"AutoNormal.locs.fc.weight": jnp.ones((3, 2)),   # as PyTorch has them: outputs first
-         "AutoNormal.scales.fc.weight": jnp.full((3, 2), 0.1)}
-posterior = from_pyro(store, {"fc": {"kernel": jnp.zeros((2, 3))}})
-```
-
-Sharp edges:
-    A Gaussian guide is Gaussian where its parameters are unconstrained. What a model constrains,
-    such as a positive scale, has another distribution and is refused; `ignore` leaves it out.
 """
 
 import dataclasses
@@ -91,6 +56,19 @@ _GUIDES = {guide.__name__: guide for guide in (LowRank, FullRank, Flow)}
 @core.validate(posterior=core.posterior_like)
 def save_posterior(path: str | os.PathLike[str], posterior: Any) -> None:
     """Writes a posterior, replacing the file there in one step.
+
+    It writes safetensors, so no pickle runs when a file is read:
+
+    ```python
+    import jax
+    from jaxeff import Gaussian
+    from jaxeff.bayes import save_posterior
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier(10)
+    posterior = jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), params)
+    save_posterior("posterior.safetensors", posterior)
+    ```
 
     Args:
         path: The file; its folder is made when missing.
@@ -148,6 +126,20 @@ def _random(posterior: Any) -> list[str]:
 @core.validate()
 def load_posterior(path: str | os.PathLike[str], params: Any) -> Any:
     """Reads a posterior that `save_posterior` wrote.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from jaxeff import Gaussian
+    from jaxeff.bayes import load_posterior, save_posterior
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier(10)
+    posterior = jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), params)
+    save_posterior("posterior.safetensors", posterior)
+    again = load_posterior("posterior.safetensors", params)
+    assert jnp.array_equal(again["fc1"]["kernel"].var, posterior["fc1"]["kernel"].var)
+    ```
 
     Args:
         path: The file.
@@ -247,6 +239,9 @@ def from_numpyro(
 ) -> Any:
     """Reads the posterior of a NumPyro guide, for `jaxeff.moments` and `jaxeff.bayes.predict`.
 
+    Sharp edge: a Gaussian guide is Gaussian where its parameters are unconstrained. What a model
+    constrains, such as a positive scale, is refused; `ignore` leaves it out.
+
     Args:
         guide: `AutoNormal`, `AutoDiagonalNormal` or `AutoDelta`, once called or trained; with
             `diagonal` also `AutoMultivariateNormal` and `AutoLowRankMultivariateNormal`.
@@ -301,6 +296,17 @@ def from_numpyro(
 )
 def from_pyro(params: Mapping[str, Any], like: Any, *, ignore: Sequence[str] = ()) -> Any:
     """Reads the posterior of Pyro's `AutoNormal` (PyTorch).
+
+    Pyro needn't be installed: its parameters suffice, or arrays of the same names.
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.bayes import from_pyro
+
+    store = {"AutoNormal.locs.fc.weight": jnp.ones((3, 2)),   # as PyTorch has them: outputs first
+             "AutoNormal.scales.fc.weight": jnp.full((3, 2), 0.1)}
+    posterior = from_pyro(store, {"fc": {"kernel": jnp.zeros((2, 3))}})
+    ```
 
     Args:
         params: `dict(pyro.get_param_store().items())` with arrays or tensors, which has standard

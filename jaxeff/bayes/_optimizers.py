@@ -1,26 +1,17 @@
 """Optimizers that leave a posterior behind: IVON by natural gradients, SWAG of the way it took.
 
-`ivon` is variational inference at the cost of Adam, as an optax transformation.
-
 ```python
 import jax
-
 from jaxeff.bayes import ivon, ivon_posterior, predict
 from jaxeff.nn import small_classifier
 from jaxeff.training import cross_entropy, fit
 
-key = jax.random.key(0)
-f, params, (x, y) = small_classifier()
+key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
 optimizer = ivon(key, 0.3, len(x), decay=0.999)
 result = fit(key, cross_entropy(f), params, (x, y), optimizer=optimizer, epochs=5, batch_size=32)
 posterior = ivon_posterior(result.params, result.opt_state)    # a Gaussian per weight
 logits = predict(key, f, posterior, x, samples=10)
 ```
-
-An update draws weights around the mean, and moves mean and precision by natural gradients; the
-curvature is estimated from gradients alone, by Stein's identity (Shen et al. 2024, algorithm 1,
-arXiv:2402.17641). With the effective sample size `N`, a weight decay `d` and the averaged curvature
-`h` the posterior is `Normal(mean, 1 / (N (h + d)))`; the prior's variance is `1 / (N d)`.
 
 Sharp edges of `ivon`:
     It takes the gradient elsewhere than at the parameters, by the `grad_fn` that `fit` hands to
@@ -29,31 +20,6 @@ Sharp edges of `ivon`:
     The loss is a mean over examples. Curvature is averaged over `1 / (1 - decay)` updates: fewer
     leave it at its start.
     Draws are a function of the key and of the number of the update.
-
-`swag` is a Gaussian around the way of an optimizer, as a wrapper of any optax optimizer.
-
-```python
-import optax
-
-from jaxeff.bayes import swag, swag_posterior
-
-optimizer = swag(optax.sgd(0.05, momentum=0.9), start=40, every=8)
-result = fit(key, cross_entropy(f), params, (x, y), optimizer=optimizer, epochs=10, batch_size=32)
-posterior = swag_posterior(result.params, result.opt_state)
-logits = predict(key, f, posterior, x, samples=10)
-```
-
-Parameters are looked at every so many updates after the start: their mean, their variances, and how
-the last ones deviated from the mean so far. Half of the covariance is diagonal, half of the rank of
-those deviations (Maddox et al. 2019, arXiv:1902.02476, algorithm 1). The mean alone is stochastic
-weight averaging.
-
-Sharp edges of `swag`:
-    The spread is that of the optimizer: a constant learning rate that is large enough to move about
-    an optimum makes it, a decayed one makes none.
-    Batch statistics belong to one set of parameters: `jaxeff.training.converge_batch_stats` of the
-    mean, or a function without.
-    Memory is that of `rank + 2` networks.
 """
 
 from collections.abc import Callable
@@ -225,6 +191,12 @@ def _as(number: Array, like: Array) -> Array:
 def ivon_posterior(params: Any, opt_state: Any) -> Any:
     """Reads the posterior from the state of `ivon`.
 
+    `ivon` is variational inference at the cost of Adam. An update draws weights around the mean,
+    and moves mean and precision by natural gradients; the curvature is estimated from gradients
+    alone, by Stein's identity (Shen et al. 2024, algorithm 1, arXiv:2402.17641). With the effective
+    sample size `N`, a weight decay `d` and the averaged curvature `h` the posterior is
+    `Normal(mean, 1 / (N (h + d)))`; the prior's variance is `1 / (N d)`.
+
     Args:
         params: The trained parameters, its mean.
         opt_state: The state of the optimizer, also of a chain that holds `ivon`.
@@ -279,6 +251,18 @@ def swag(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer so that it remembers where it has been.
 
+    ```python
+    import jax, optax
+    from jaxeff.bayes import swag
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import cross_entropy, fit
+
+    f, params, data = small_classifier()
+    optimizer = swag(optax.sgd(0.05, momentum=0.9), start=40, every=8)     # for `swag_posterior`
+    fit(jax.random.key(0), cross_entropy(f), params, data,
+        optimizer=optimizer, epochs=10, batch_size=32)
+    ```
+
     Args:
         optimizer: Any optax optimizer; what it does stays the same.
         start: Updates before parameters are looked at.
@@ -323,6 +307,35 @@ def swag(
 @core.validate()
 def swag_posterior(params: Any, opt_state: Any) -> CorrelatedPosterior:
     """Reads the posterior from the state of `swag`.
+
+    `swag` makes a Gaussian around the way of an optimizer:
+
+    ```python
+    import jax
+    import optax
+    from jaxeff.bayes import predict, swag, swag_posterior
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import cross_entropy, fit
+
+    key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
+    optimizer = swag(optax.sgd(0.05, momentum=0.9), start=40, every=8)
+    run = {"optimizer": optimizer, "epochs": 10, "batch_size": 32}
+    result = fit(key, cross_entropy(f), params, (x, y), **run)
+    posterior = swag_posterior(result.params, result.opt_state)
+    logits = predict(key, f, posterior, x, samples=10)
+    ```
+
+    Parameters are looked at every so many updates after the start: their mean, their variances, and
+    how the last ones deviated from the mean so far. Half of the covariance is diagonal, half of the
+    rank of those deviations (Maddox et al. 2019, arXiv:1902.02476, algorithm 1). The mean alone is
+    stochastic weight averaging.
+
+    Sharp edges:
+        The spread is that of the optimizer: a constant learning rate that is large enough to move
+        about an optimum makes it, a decayed one makes none.
+        Batch statistics belong to one set of parameters: `jaxeff.training.converge_batch_stats` of
+        the mean, or a function without.
+        Memory is that of `rank + 2` networks.
 
     Args:
         params: The trained parameters: structure, shapes and dtypes.

@@ -1,12 +1,5 @@
 """`allocate_bits`: the bits of every site that do least damage within a budget.
 
-One choice per site, of a width for its weights and one for its activations, so that the damages add
-up to the least and the costs to at most the budget: a multiple-choice knapsack. It is solved
-exactly, by dynamic programming over the sites: of all choices for the sites so far, those are kept
-that no other beats in both cost and damage, and that could still beat the best rounding of the
-linear relaxation. (Integer programming solvers stop within absolute tolerances, and damages span
-many decades.)
-
 ```python
 import numpy as np
 
@@ -25,11 +18,6 @@ spec = allocate_bits(
 )
 assert [spec[site].weights.bits for site in sites] == [8, 2, 8]
 ```
-
-Sharp edges:
-    Damages are taken to add up over sites, and over the weights and activations of one.
-    A weight that several sites read is paid for at the first of them.
-    Scales and codebooks aren't part of the budget; `jaxeff.cost(quantized(f, spec), ...)` has them.
 """
 
 import itertools
@@ -74,6 +62,11 @@ def allocate_bits(
     method: Callable[[int], Quantizer] = Uniform,
 ) -> dict[str, LayerQuantization | None]:
     """Chooses the widths of least damage within a budget.
+
+    Sharp edges:
+        Damages are taken to add up over sites, and over the weights and activations of one.
+        A weight that several sites read is paid for at the first of them.
+        Scales and codebooks aren't in the budget, but in `jaxeff.cost(quantized(f, spec), ...)`.
 
     Args:
         sensitivity: From `kl_sensitivity`, `hessian_sensitivity` or `noise_to_signal`; what it
@@ -227,7 +220,15 @@ def _damage(table: Any, sensitivity: BitSensitivity, i: int, width: int | None) 
 
 
 def _solve(options: list[list[_Option]], budget: float) -> list[_Option]:
-    """Chooses one option per site: least total damage within the budget (exact)."""
+    """Chooses one option per site: least total damage within the budget (exact).
+
+    One choice per site, of a width for its weights and one for its activations, so that the damages
+    add up to the least and the costs to at most the budget: a multiple-choice knapsack. It is
+    solved by dynamic programming over the sites: of all choices for the sites so far, those are
+    kept that no other beats in both cost and damage, and that could still beat the best rounding of
+    the linear relaxation. (Integer programming solvers stop within absolute tolerances, and damages
+    span many decades.)
+    """
     # Dynamic program over sites; expensive ones first: the others' bound is tighter.
     order = sorted(range(len(options)), key=lambda i: -options[i][-1].cost)
     bounds = [_Relaxation([options[i] for i in order[k:]]) for k in range(len(order) + 1)]

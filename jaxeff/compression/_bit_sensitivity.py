@@ -1,34 +1,15 @@
 """Damage by fewer bits at each site: quantization errors, divergences, curvature of the loss.
 
-Bits by the sizes of the layers alone, and by measured errors, which tell what needs its bits:
-
-```python
-import jaxeff
-from jaxeff.compression import Int, signal_to_noise_bits
-from jaxeff.nn import small_classifier
-
-f, params, (x, y) = small_classifier()
-sizes = {row.site: row.weights for row in jaxeff.cost(f, params, x[:1]).layers if row.weights}
-spec = {site: Int(round(bits), 8) for site, bits in signal_to_noise_bits(sizes, 20.0).items()}
-```
-
-```python
-from jaxeff.compression import allocate_bits, noise_to_signal, quantization_errors
-
-errors = quantization_errors(f, params, x[:32], tuple(sizes), widths=(2, 4, 8))
-ratios = noise_to_signal(errors)
-assert (ratios.weights[:, 0] > ratios.weights[:, 2]).all()        # two bits, and eight
-spec = allocate_bits(ratios, jaxeff.cost(f, params, x[:1]), 4 * sum(sizes.values()))
-```
-
 By the curvature of the loss:
 
 ```python
 import jax
 
-from jaxeff.compression import hessian_sensitivity, hessian_trace
+from jaxeff.compression import hessian_sensitivity, hessian_trace, quantization_errors
+from jaxeff.nn import small_classifier
 from jaxeff.training import cross_entropy
 
+f, params, (x, y) = small_classifier()
 loss = cross_entropy(f)
 
 def of_params(params, x, y):
@@ -150,6 +131,20 @@ def quantization_errors(
 def noise_to_signal(errors: QuantizationErrors) -> BitSensitivity:
     """Computes the noise-to-signal ratio of every site in every width; 0 for an array of zeros.
 
+    Measured errors tell what needs its bits:
+
+    ```python
+    import jaxeff
+    from jaxeff.compression import allocate_bits, noise_to_signal, quantization_errors
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    sites, cost = ("conv1", "fc1", "fc2"), jaxeff.cost(f, params, x[:1])
+    ratios = noise_to_signal(quantization_errors(f, params, x[:32], sites, widths=(2, 4, 8)))
+    assert (ratios.weights[:, 0] > ratios.weights[:, 2]).all()        # two bits, and eight
+    spec = allocate_bits(ratios, cost, 4 * sum(row.weights for row in cost.layers))
+    ```
+
     Args:
         errors: From `quantization_errors`.
     """
@@ -181,6 +176,19 @@ def signal_to_noise_bits(
     bits, and minimising sum_i n_i b_i subject to sum_i lambda_i <= 1 / SQNR gives, by its
     Lagrangian, lambda_i = n_i / (SQNR sum_j n_j): a site with ten times as many values takes 10 /
     slope bits less.
+
+    Bits by the sizes of the layers alone:
+
+    ```python
+    import jaxeff
+    from jaxeff.compression import Int, signal_to_noise_bits
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    layers = jaxeff.cost(f, params, x[:1]).layers
+    bits = signal_to_noise_bits({row.site: row.weights for row in layers if row.weights}, 20.0)
+    spec = {site: Int(round(each), 8) for site, each in bits.items()}
+    ```
 
     Args:
         sizes: Values to store, by site; or their products, for the least work.

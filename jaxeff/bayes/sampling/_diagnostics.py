@@ -1,29 +1,17 @@
 """The result of sampling, and whether its chains converged: split R-hat, effective sample size.
 
-Both are those of Vehtari et al. 2021, the sample size of the bulk. For a network the question is
-about its *predictions*: hidden units may be exchanged, so chains
-that agree on every prediction may disagree on every weight.
+Both are those of Vehtari et al. 2021, the sample size of the bulk.
 
 ```python
 import jax
 import jax.numpy as jnp
 
-from jaxeff.bayes import Draws, mixing, parameter_mixing, prediction_mixing
+from jaxeff.bayes import mixing
 
 values = jax.random.normal(jax.random.key(0), (4, 100, 2))           # [chains, draws, quantities]
 assert mixing(values).max_rhat < 1.05
 apart = values + jnp.array([0.0, 0.0, 3.0, 3.0])[:, None, None]      # two chains are elsewhere
 assert mixing(apart).max_rhat > 1.5
-
-# Chains that differ by the sign of a weight agree on what the function predicts.
-w = (5 + values[..., 0]) * jnp.array([1.0, 1.0, -1.0, -1.0])[:, None]
-posterior = Draws({"w": w}, {"w": jnp.zeros(())}, likelihood="gaussian")
-
-def even(params, x):                                                 # mean and log-variance
-    return jnp.stack([params["w"] ** 2 * x, jnp.zeros_like(x)], -1)
-
-assert parameter_mixing(posterior)["w"].max_rhat > 1.5
-assert prediction_mixing(even, posterior, jnp.array([1.0, 2.0])).max_rhat < 1.05
 ```
 """
 
@@ -115,7 +103,17 @@ def mixing(values: Float[Any, "chains draws *shape"]) -> Mixing:
 
 @validate(posterior=instance_of(posteriors.Draws))
 def parameter_mixing(posterior: posteriors.Draws) -> dict[str, Mixing]:
-    """Computes R-hat and effective sample size of each random parameter, by path."""
+    """Computes R-hat and effective sample size of each random parameter, by path.
+
+    ```python
+    import jax
+    from jaxeff.bayes import Draws, parameter_mixing
+
+    w = jax.random.normal(jax.random.key(0), (4, 100))                   # [chains, draws]
+    posterior = Draws({"w": w}, {"w": jax.numpy.zeros(())}, likelihood="gaussian")
+    assert parameter_mixing(posterior)["w"].max_rhat < 1.05
+    ```
+    """
     return {path: mixing(values) for path, values in posterior.random.items()}
 
 
@@ -128,6 +126,26 @@ def prediction_mixing(
     chunk: int = 1,
 ) -> Mixing:
     """Computes R-hat and effective sample size of predictions.
+
+    For a network the question is about its predictions: hidden units may be exchanged, so chains
+    that agree on every prediction may disagree on every weight. Here they differ by the sign of
+    one:
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from jaxeff.bayes import Draws, parameter_mixing, prediction_mixing
+
+    signs = jnp.array([1.0, 1.0, -1.0, -1.0])[:, None]                   # of four chains
+    w = (5 + jax.random.normal(jax.random.key(0), (4, 100))) * signs
+    posterior = Draws({"w": w}, {"w": jnp.zeros(())}, likelihood="gaussian")
+
+    def even(params, x):                                                 # mean and log-variance
+        return jnp.stack([params["w"] ** 2 * x, jnp.zeros_like(x)], -1)
+
+    assert parameter_mixing(posterior)["w"].max_rhat > 1.5
+    assert prediction_mixing(even, posterior, jnp.array([1.0, 2.0])).max_rhat < 1.05
+    ```
 
     Args:
         f: ``f(params, *inputs) -> outputs``.
