@@ -4,9 +4,9 @@ Models that draw anew in every call: `Additive`, `Multiplicative`, `Mixed`, `Uni
 `Dropout`; rounding, `Quantization`; models of one device, the same in every call: `Drift`,
 `Telegraph`, `Mismatch`; weights in memory cells as they were measured, `PhaseChange`,
 `ResistiveRAM`, `ChargeTrap`, `StaticRAM`, or by your numbers, `ProgrammedCell`; `Repeated`, the
-mean of several executions; `ReadOut`, what hardware was seen to do.
-`noisy` applies any of them, and any object with a method `perturb(key, x)`, at chosen layers;
-`monte_carlo` draws several times. Where noise enters an analog computation:
+mean of several executions; `ReadOut`, what hardware was seen to do. `noisy` applies any of them,
+and any object with a method `perturb(key, x)`, at chosen layers; `monte_carlo` draws several times.
+Where noise enters an analog computation:
 
 ```python
 from jaxeff.nn import small_classifier
@@ -19,12 +19,8 @@ noisy(f, {"*:elementwise": Additive(0.1)})                        # activation
 noisy(f, {site: Additive(0.1) for site in slots(f, params, x)})   # all slots of Klein's thesis
 ```
 
-Noise in training, in evaluation or in both is two functions of two specs, made from one model:
-
-```python
-train = noisy(f, {"*": Additive(0.3)})                            # what the loss calls
-evaluate = noisy(f, {"*": Additive(0.5)})                         # what the score calls, or f
-```
+Noise in training, in evaluation or in both is two functions of two specs, made from one model: one
+is what the loss calls, the other, or `f`, what the score calls.
 """
 
 from jaxeff.noise._noisy import monte_carlo as monte_carlo

@@ -2,36 +2,12 @@
 
 ```python
 import jax
-
 from jaxeff.nn import small_classifier
 from jaxeff.noise import Additive, Multiplicative, noisy
 
 f, params, (x, y) = small_classifier()
 g = noisy(f, {"conv*": Additive(0.3), "relu*": Multiplicative(0.1)})
 logits = g(jax.random.key(0), params, x)
-```
-
-Which layers a model can act on, and where in them, other transforms ask with:
-
-```python
-from jaxeff import trace
-from jaxeff.noise import perturbed_inputs, perturbs_layer
-
-layers = {layer.site: layer for layer in trace(f, params, x).sites}
-read = Additive(0.1, at="weights")
-assert perturbs_layer(layers["fc1"], read) and not perturbs_layer(layers["relu"], read)
-assert perturbed_inputs(layers["fc1"], read) == list(layers["fc1"].weights)
-```
-
-`monte_carlo` draws several times, such as for Monte Carlo dropout:
-
-```python
-from jaxeff.noise import Dropout, monte_carlo
-from jaxeff.uncertainty import decompose_logits
-
-h = monte_carlo(noisy(f, {"relu*": Dropout(0.15)}), 30)
-logits = h(jax.random.key(0), params, x)            # [samples, batch, classes]
-decompose_logits(logits).epistemic
 ```
 
 Sharp edges:
@@ -45,7 +21,6 @@ Sharp edges:
     An outer transform acts first on what enters a layer and last on what leaves it. Around
     `moments`, noise acts on means, and takes variances times its squared slope: exact for additive
     and multiplicative noise. Around `moments(f, method="linear")` and `integer` it is refused.
-
 """
 
 import functools
@@ -173,7 +148,19 @@ def noisy(
 
 
 def perturbed_inputs(layer: Layer, model: Noise) -> list[int]:
-    """Finds the inputs of a layer that a model perturbs, as indices."""
+    """Finds the inputs of a layer that a model perturbs, as indices.
+
+    ```python
+    from jaxeff import trace
+    from jaxeff.nn import small_classifier
+    from jaxeff.noise import Additive, perturbed_inputs
+
+    f, params, (x, y) = small_classifier()
+    layers = {layer.site: layer for layer in trace(f, params, x).sites}
+    inputs = perturbed_inputs(layers["fc1"], Additive(0.1, at="weights"))
+    assert inputs == list(layers["fc1"].weights)
+    ```
+    """
     indices: Sequence[int] = ()
     if place(model) == "input":
         indices = layer.data
@@ -191,7 +178,21 @@ def _perturbed(layer: Layer, model: Noise) -> list[int]:
 
 
 def perturbs_layer(layer: Layer, model: Noise) -> bool:
-    """Tells whether a model has something to perturb at a layer."""
+    """Tells whether a model has something to perturb at a layer.
+
+    Other transforms ask so which layers a model can act on:
+
+    ```python
+    from jaxeff import trace
+    from jaxeff.nn import small_classifier
+    from jaxeff.noise import Additive, perturbs_layer
+
+    f, params, (x, y) = small_classifier()
+    layers, read = trace(f, params, x).sites, Additive(0.1, at="weights")
+    sites = [layer.site for layer in layers if perturbs_layer(layer, read)]
+    assert "fc1" in sites and "relu" not in sites
+    ```
+    """
     return bool(_perturbed(layer, model))
 
 
@@ -258,6 +259,20 @@ def monte_carlo(
     """Evaluates a function that takes a random key several times.
 
     What doesn't depend on the key is computed once for all draws of a chunk.
+
+    Monte Carlo dropout, for one:
+
+    ```python
+    import jax
+    from jaxeff.nn import small_classifier
+    from jaxeff.noise import Dropout, monte_carlo, noisy
+    from jaxeff.uncertainty import decompose_logits
+
+    f, params, (x, y) = small_classifier()
+    h = monte_carlo(noisy(f, {"relu*": Dropout(0.15)}), 30)
+    logits = h(jax.random.key(0), params, x)            # [samples, batch, classes]
+    decompose_logits(logits).epistemic
+    ```
 
     Args:
         g: `g(key, *args)`, as `jaxeff.noisy` returns it.

@@ -2,7 +2,6 @@
 
 ```python
 import jax.numpy as jnp
-import numpy as np
 import jaxeff
 from jaxeff.nn import small_classifier
 from jaxeff.pruning import Plan, channels, masked, pruned
@@ -20,8 +19,6 @@ Sharp edges:
     Where a statistic is taken over channels (`Group.crossed`), the two differ: a smaller model has
     the mean of what is left, and a `CrossedWarning` says where. `Plan.crossed`, which `Prune(...,
     crossed=...)` sets, says that this is meant, or keeps such means equal.
-    A number that came from a shape stays what it was, but for the count of a sum's entries:
-    attention's 1/sqrt(d) is that of the old d unless asked (`rescale`).
     Noise that `f` draws for channels (dropout) is drawn at the old shape: as `masked` has it.
 """
 
@@ -84,6 +81,9 @@ def masked(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 @validate(plan=instance_of(Plan))
 def pruned(f: Callable[..., Any], plan: Plan, *, rescale: bool = False) -> Callable[..., Any]:
     """Returns the smaller model.
+
+    Sharp edge: a number that came from a shape stays what it was, but for the count of a sum's
+    entries: attention's 1/sqrt(d) is that of the old d unless asked (`rescale`).
 
     Args:
         f: A pure function `f(params, *args)`; running statistics may be an argument or closed over.

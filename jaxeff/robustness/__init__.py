@@ -4,10 +4,9 @@
 import jax
 import jax.numpy as jnp
 import optax
-
 from jaxeff import robustness
 from jaxeff.nn import small_classifier
-from jaxeff.noise import Additive, slots
+from jaxeff.noise import Additive
 from jaxeff.training import cross_entropy, fit
 
 key, levels = jax.random.key(0), jnp.logspace(-2, 2, 17)
@@ -15,19 +14,13 @@ f, params, (x, y) = small_classifier()
 params = fit(
     key, cross_entropy(f), params, (x, y), optimizer=optax.adam(1e-2), epochs=15, batch_size=32
 ).params
-
 curve = robustness.accuracy_curve(key, f, params, (x, y), {"*": Additive(levels)}, levels)
 midpoint = robustness.fit_midpoint(curve.levels, curve.draws)   # also of a sweep, over its seeds
-
-sites = slots(f, params, x)
-robustness.bimodality(robustness.activations(f, ["relu"])(params, x)["relu"])  # self-binarization
-robustness.kl_sensitivity(key, f, params, x, sites, levels)     # layers compared without training
-robustness.learn_budget(                                        # noise spread by gradient
-    key, f, params, (x, y), sites, 0.5, epochs=2, batch_size=32
-)
 ```
 
-Pictures of all of it are in `jaxeff.robustness.curves`.
+`bimodality` of `activations` shows self-binarization; `kl_sensitivity` compares layers without
+training, and `learn_budget` spreads noise over them by gradient. Pictures of all of it are in
+`jaxeff.robustness.curves`.
 """
 
 from jaxeff.robustness._modality import UNIMODAL as UNIMODAL

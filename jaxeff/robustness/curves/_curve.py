@@ -3,58 +3,19 @@
 ```python
 import jax
 import jax.numpy as jnp
-
 from jaxeff.nn import small_classifier
 from jaxeff.noise import Additive
-from jaxeff.robustness import accuracy_curve
+from jaxeff.robustness import accuracy_curve, noisy_accuracy
 
 f, params, (x, y) = small_classifier()
-levels = jnp.logspace(-2, 2, 17)
-accuracy_curve(jax.random.key(0), f, params, (x, y), lambda level: {"*": Additive(level)}, levels)
+levels, key = jnp.logspace(-2, 2, 17), jax.random.key(0)
+accuracy_curve(key, f, params, (x, y), lambda level: {"*": Additive(level)}, levels)
+noisy_accuracy(key, f, params, (x, y), {"*": Additive(levels)}, repeats=2)       # [repeats, levels]
 ```
 
 Of a trained network, `fit_midpoint` finds where the curve falls (example: `jaxeff.robustness`).
 
-`noisy_accuracy` is the measurement alone: pure, so it can be jitted and vmapped over parameters.
-`summarize` also takes what several trained networks scored, such as `[seeds, settings]` of
-`jaxeff.training.sweep`.
-
-```python
-from jaxeff.robustness import noisy_accuracy, summarize
-
-networks = jax.tree.map(lambda w: jnp.stack([w, 0.9 * w]), params)     # of two seeds, in a study
-spec, some, key = {"*": Additive(levels[::4])}, (x[:64], y[:64]), jax.random.key(0)
-score = lambda network: noisy_accuracy(key, f, network, some, spec, repeats=2).mean(0)
-print(summarize(levels[::4], jax.vmap(score)(networks)))               # the band is over networks
-```
-
-Sharp edges:
-    The band is a confidence interval of the mean over whatever the replicates are. Over draws of
-    the noise it says nothing about another training; over seeds it does. Neither holds what the
-    finite test set adds.
-    The same keys are used at every level, so neighbouring levels differ by the level alone.
-    Pass means over seeds to `envelope`: the maximum over noisy estimates is too high.
-    rAUC exceeds 1 for a network that beats noisy training at its own levels.
-
-`robustness_area` is the relative area under a curve, against the `envelope` of networks trained at
-each level; `preserved_accuracy` is what that costs. Both are pure functions of arrays that jit and
-vmap; NaN accuracies of a diverged replicate give NaN.
-
-```python
->>> import numpy as np
->>> from jaxeff.robustness import envelope, preserved_accuracy, robustness_area
->>> levels = np.array([0.0, 0.5, 0.9])
->>> standard = np.array([[0.9, 0.5, 0.3], [0.8, 0.7, 0.6]])  # trained at two levels
->>> ideal = envelope(standard)
->>> ideal.tolist() == np.float32([0.9, 0.7, 0.6]).tolist()
-True
->>> accuracy = np.array([0.85, 0.7, 0.65])
->>> print(f"{robustness_area(levels, accuracy, ideal):.3f}")  # rAUC, 1 for the envelope itself
-0.996
->>> print(f"{preserved_accuracy(levels, accuracy, standard[1], 0.9):.3f}")
-1.083
-
-```
+Sharp edge: the same keys are used at every level, so neighbouring levels differ by the level alone.
 
 References:
     Wang et al., "Variance-Aware Noisy Training: Hardening DNNs against Unstable Analog
@@ -87,6 +48,10 @@ Metric = Callable[[Any, Any], Float[Array, " batch"]]
 @core.shown_as_table
 class Curve(NamedTuple):
     """Accuracy over noise levels.
+
+    Sharp edge: the band is a confidence interval of the mean over whatever the replicates are. Over
+    draws of the noise it says nothing about another training; over seeds it does. Neither holds
+    what the finite test set adds.
 
     Attributes:
         levels: The noise levels.
@@ -213,6 +178,8 @@ def noisy_accuracy(
 ) -> Float[Array, "repeats levels"]:
     """Computes the accuracy, or a metric, of every draw at every level, as one compiled program.
 
+    It is pure, so it can be jitted and vmapped over parameters.
+
     Args:
         key: Random key of the noise.
         f: Same as for `accuracy_curve`.
@@ -311,6 +278,23 @@ def summarize(
 ) -> Curve:
     """Returns the curve of replicates: draws of the noise, or trainings from several seeds.
 
+    It also takes what several trained networks scored, such as `[seeds, settings]` of
+    `jaxeff.training.sweep`:
+
+    ```python
+    import jax, jax.numpy as jnp
+    from jaxeff.nn import small_classifier
+    from jaxeff.noise import Additive
+    from jaxeff.robustness import noisy_accuracy, summarize
+
+    f, params, (x, y) = small_classifier(64)
+    levels, key = jnp.logspace(-2, 2, 5), jax.random.key(0)
+    networks = jax.tree.map(lambda w: jnp.stack([w, 0.9 * w]), params)  # of two seeds, in a study
+    spec = {"*": Additive(levels)}
+    score = lambda network: noisy_accuracy(key, f, network, (x, y), spec, repeats=2).mean(0)
+    print(summarize(levels, jax.vmap(score)(networks)))               # the band is over networks
+    ```
+
     Args:
         levels: The noise levels.
         accuracies: Accuracies of every replicate; NaN for one that diverged, which is left out.
@@ -347,6 +331,17 @@ def envelope(
     Where each level was trained for, this is training and inference noise that match; beyond the
     strongest one it is the best there is.
 
+    ```python
+    >>> import numpy as np
+    >>> from jaxeff.robustness import envelope
+    >>> ideal = envelope(np.array([[0.9, 0.5, 0.3], [0.8, 0.7, 0.6]]))  # trained at two levels
+    >>> ideal.tolist() == np.float32([0.9, 0.7, 0.6]).tolist()
+    True
+
+    ```
+
+    Sharp edge: pass means over seeds: the maximum over noisy estimates is too high.
+
     Args:
         curves: Accuracy of the network of every training level at every evaluation level; NaN
             entries are left out.
@@ -366,6 +361,21 @@ def robustness_area(
     ideal: Float[Array | np.ndarray, " levels"],
 ) -> Float[Array, "*leading"]:
     """Computes the relative area under the accuracy curve (rAUC), by the trapezoidal rule.
+
+    It is a pure function of arrays that jits and vmaps; NaN accuracies of a diverged replicate give
+    NaN.
+
+    ```python
+    >>> import numpy as np
+    >>> from jaxeff.robustness import robustness_area
+    >>> levels, ideal = np.array([0.0, 0.5, 0.9]), np.array([0.9, 0.7, 0.6])
+    >>> area = robustness_area(levels, np.array([0.85, 0.7, 0.65]), ideal)
+    >>> print(f"{area:.3f}")  # rAUC, 1 for the envelope itself
+    0.996
+
+    ```
+
+    Sharp edge: rAUC exceeds 1 for a network that beats noisy training at its own levels.
 
     Args:
         levels: Evaluation levels in rising order.
@@ -403,6 +413,17 @@ def preserved_accuracy(
     level: float,
 ) -> Float[Array, "*leading"]:
     """Computes accuracy at a network's nominal level, relative to standard noisy training.
+
+    It is what a large `robustness_area` costs, a pure function likewise.
+
+    ```python
+    >>> import numpy as np
+    >>> from jaxeff.robustness import preserved_accuracy
+    >>> levels, accuracy = np.array([0.0, 0.5, 0.9]), np.array([0.85, 0.7, 0.65])
+    >>> print(f"{preserved_accuracy(levels, accuracy, np.array([0.8, 0.7, 0.6]), 0.9):.3f}")
+    1.083
+
+    ```
 
     Args:
         levels: Evaluation levels.

@@ -16,20 +16,6 @@ perturbed = activations(g, ["relu"])(jax.random.key(0), params, x)["relu"]  # no
 edges = bin_edges([clean, perturbed], scale="log")
 density, _ = np.histogram(clean, edges, density=True)
 ```
-
-Networks answer additive noise with larger weights:
-
-```python
->>> import jax
->>> from jaxeff.nn import small_classifier
->>> from jaxeff.robustness import weight_growth, weight_rms
->>> f, params, data = small_classifier()
->>> {layer: round(float(rms), 2) for layer, rms in weight_rms(params).items()}
-{'conv1': 0.23, 'fc1': 0.17, 'fc2': 0.17}
->>> {k: float(v) for k, v in weight_growth(jax.tree.map(lambda w: 2 * w, params), params).items()}
-{'conv1': 2.0, 'fc1': 2.0, 'fc2': 2.0}
-
-```
 """
 
 from collections.abc import Callable, Sequence
@@ -133,6 +119,15 @@ def bin_edges(
 def weight_rms(params: Any) -> dict[str, Float[Array, ""]]:
     """Computes the root mean square of every layer's weights.
 
+    ```python
+    >>> from jaxeff.nn import small_classifier
+    >>> from jaxeff.robustness import weight_rms
+    >>> f, params, data = small_classifier()
+    >>> {layer: round(float(rms), 2) for layer, rms in weight_rms(params).items()}
+    {'conv1': 0.23, 'fc1': 0.17, 'fc2': 0.17}
+
+    ```
+
     Args:
         params: Pytree of parameters. Weights are arrays of at least two axes: biases and the
             scales of a normalization, which have one, are left out.
@@ -157,6 +152,19 @@ def weight_rms(params: Any) -> dict[str, Float[Array, ""]]:
 @core.validate(start=core.parameter_tree)
 def weight_growth(params: Any, start: Any) -> dict[str, Float[Array, ""]]:
     """Computes the root mean square of every layer's weights relative to a start.
+
+    Networks answer additive noise with larger weights:
+
+    ```python
+    >>> import jax
+    >>> from jaxeff.nn import small_classifier
+    >>> from jaxeff.robustness import weight_growth
+    >>> f, params, data = small_classifier()
+    >>> grown = jax.tree.map(lambda w: 2 * w, params)
+    >>> {k: float(v) for k, v in weight_growth(grown, params).items()}
+    {'conv1': 2.0, 'fc1': 2.0, 'fc2': 2.0}
+
+    ```
 
     Args:
         params: Pytree of parameters.
