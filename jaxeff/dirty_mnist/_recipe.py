@@ -2,29 +2,12 @@
 
 ```python
 import jax.numpy as jnp
-import numpy as np
 
-from jaxeff.dirty_mnist import (
-    balance_entropy, draw_labels, is_ambiguous, mix_codes, stretch_contrast
-)
-
-rng = np.random.default_rng(0)
-labels = np.arange(30) % 10
-codes = mix_codes(rng, np.eye(30), labels, parts=3, n=200)           # weights of the digits
-assert ((codes > 0).sum(1) == 3).all() and np.allclose(codes.sum(1), 1)
-
-images = stretch_contrast(jnp.array([0.1, 0.5, 0.99]))               # of what is decoded
-assert jnp.allclose(images, jnp.array([0.0, 0.45, 1.0]))
+from jaxeff.dirty_mnist import is_ambiguous
 
 certain, torn, other = [9.0, 0, 0], [4.0, 4, 0], [0.0, 9, 0]
 logits = jnp.array([[certain, torn, certain], [certain, torn, other]])     # of two members
 assert is_ambiguous(logits, largest_mi=0.05, smallest_entropy=0.05).tolist() == [False, True, False]
-
-entropy = rng.uniform(0, 1.6, 1000) ** 2 / 1.6                       # low ones are frequent
-chosen = balance_entropy(rng, entropy, 100)
-assert np.median(entropy[chosen]) > np.median(entropy)
-drawn = draw_labels(rng, np.array([[0.5, 0.5, 0.0]]), 10)            # ten labels of one image
-assert set(drawn[0]) <= {0, 1}
 ```
 """
 
@@ -225,6 +208,15 @@ def mix_codes(
 ) -> Float[np.ndarray, "n latents"]:
     """Mixes the codes of digits of distinct classes (convex combinations).
 
+    ```python
+    import numpy as np
+    from jaxeff.dirty_mnist import mix_codes
+
+    labels = np.arange(30) % 10
+    codes = mix_codes(np.random.default_rng(0), np.eye(30), labels, parts=3, n=200)
+    assert ((codes > 0).sum(1) == 3).all() and np.allclose(codes.sum(1), 1)  # weights
+    ```
+
     Args:
         rng: Source of randomness.
         codes: A code per digit.
@@ -295,6 +287,16 @@ def balance_entropy(
     Entropies are counted in equal bins; a bin that holds ``h`` candidates is drawn from in
     proportion to ``h ** power``, and each of its candidates alike.
 
+    ```python
+    import numpy as np
+    from jaxeff.dirty_mnist import balance_entropy
+
+    rng = np.random.default_rng(0)
+    entropy = rng.uniform(0, 1.6, 1000) ** 2 / 1.6                       # low ones are frequent
+    chosen = balance_entropy(rng, entropy, 100)
+    assert np.median(entropy[chosen]) > np.median(entropy)
+    ```
+
     Args:
         rng: Source of randomness.
         entropy: Entropy of each candidate's prediction, in nats.
@@ -328,7 +330,16 @@ def balance_entropy(
 def draw_labels(
     rng: np.random.Generator, probs: Float[np.ndarray, "n classes"], labels: int
 ) -> Int[np.ndarray, "n labels"]:
-    """Draws labels independently from each image's class probabilities (inverse transform)."""
+    """Draws labels independently from each image's class probabilities (inverse transform).
+
+    ```python
+    import numpy as np
+    from jaxeff.dirty_mnist import draw_labels
+
+    drawn = draw_labels(np.random.default_rng(0), np.array([[0.5, 0.5, 0.0]]), 10)   # of one image
+    assert set(drawn[0]) <= {0, 1}
+    ```
+    """
     edges = np.cumsum(probs, axis=1)
     # The last edge is 1 exactly: rounded below it, a draw could fall beyond the last class.
     edges /= edges[:, -1:]
@@ -338,7 +349,16 @@ def draw_labels(
 
 @core.validate(images=core.real_array(nan=True, empty=True))
 def stretch_contrast(images: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Stretches decoded images, which are soft, to MNIST's contrast: clip(1.2 x - 0.15)."""
+    """Stretches decoded images, which are soft, to MNIST's contrast: clip(1.2 x - 0.15).
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.dirty_mnist import stretch_contrast
+
+    images = stretch_contrast(jnp.array([0.1, 0.5, 0.99]))               # of what is decoded
+    assert jnp.allclose(images, jnp.array([0.0, 0.45, 1.0]))
+    ```
+    """
     return jnp.clip(1.2 * images - 0.15, 0, 1)
 
 

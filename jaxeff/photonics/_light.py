@@ -1,53 +1,12 @@
 """Chaotic light: photon counts, correlation, and the pulse trains that carry an intensity.
 
-`photon_counts` draws how many photons of chaotic light a detector counts: a Poisson count whose
-rate is Gamma(M, n / M) distributed, which is the M-fold Bose-Einstein distribution (`BoseEinstein`
-has its density and moments).
-
-```python
-import jax
-import jax.numpy as jnp
-
-from jaxeff.photonics import photon_counts
-
-mean, modes = 20.0, 5.0
-counts = photon_counts(jax.random.key(0), jnp.array(mean), modes, (20_000,))
-assert abs(counts.mean() / mean - 1) < 0.05
-assert abs(counts.var() / (mean + mean**2 / modes) - 1) < 0.05
-```
-
-`chaotic_intensity` draws light that is correlated in time and between wavelength channels: two
-readings closer than the coherence time, or two channels that aren't fully apart, share modes. Here
-a share of the modes stays from one reading to the next, and a share is common to all channels:
-every intensity is Gamma distributed exactly, correlations fall as time^|difference| and are
-`channel` between channels, and both are products where readings differ in both.
-`effective_samples` is the number of independent readings that average as well.
-
-```python
-from jaxeff.photonics import effective_samples
-
-effective_samples(100, time=0.5)                      # 33.8 of 100
-effective_samples(1, 100, channel=0.1)                # 9.2: a common share doesn't average out
-```
-
-```python
-from jaxeff.photonics import chaotic_intensity, excess_share
-
-light = chaotic_intensity(jax.random.key(0), (20_000, 2), modes=4.0, time=0.5, channel=0.1)
-print(jnp.corrcoef(light[1:, 0], light[:-1, 0])[0, 1])     # 0.5, of neighbouring readings
-print(jnp.corrcoef(light.T)[0, 1])                         # 0.1, of the channels
-
-share = excess_share(mean=100.0, modes=4.0)                # the rest of the variance is shot noise
-effective_samples(100, time=0.5, excess=share)             # so that averaging helps a bit more
-```
-
 An intensity is sent as a train of pulses, and the train decides its noise. Light in k slots of
 equal intensity has excess noise I²/(kM): the same total in few strong pulses is noisier than in
-many weak ones. `sigma_bounds` gives the ends of that range, `noise_sigma` what `ChaoticLight.noise`
-picks of it, `slot_pattern` pulses of exactly this deviation, and `pattern_sigma` the deviation of
-any pulses. `ChaoticLight` lists what the thesis leaves open.
+many weak ones.
 
 ```python
+import jax.numpy as jnp
+
 from jaxeff.photonics import ChaoticLight, noise_sigma, pattern_sigma, sigma_bounds, slot_pattern
 
 light = ChaoticLight(noise=0.25, slots=8)
@@ -61,14 +20,7 @@ assert jnp.allclose(pulses.sum(0), intensity)
 assert jnp.allclose(pattern_sigma(pulses, light), sigma, rtol=1e-4)
 ```
 
-Sharp edges:
-    Only the light is correlated. Shot noise and electronic noise are new in every reading:
-    `excess` is the light's share of a reading's variance.
-    The process is ours; the thesis names both correlations and gives neither a form nor a number.
-
-References:
-    The autoregressive Gamma process: McKenzie, "An autoregressive process for beta random
-    variables", Management Science 31 (1985); Goodman, "Statistical Optics".
+`ChaoticLight` lists what the thesis leaves open.
 """
 
 from dataclasses import dataclass
@@ -93,6 +45,21 @@ def photon_counts(
     shape: tuple[int, ...],
 ) -> Int[Array, "..."]:
     """Draws photon counts.
+
+    The count of a detector is a Poisson count whose rate is Gamma(M, n / M) distributed, which is
+    the M-fold Bose-Einstein distribution (`BoseEinstein` has its density and moments).
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+
+    from jaxeff.photonics import photon_counts
+
+    mean, modes = 20.0, 5.0
+    counts = photon_counts(jax.random.key(0), jnp.array(mean), modes, (20_000,))
+    assert abs(counts.mean() / mean - 1) < 0.05
+    assert abs(counts.var() / (mean + mean**2 / modes) - 1) < 0.05
+    ```
 
     Args:
         key: Random key.
@@ -139,6 +106,23 @@ def chaotic_intensity(
 ) -> Float[Array, "times channels ..."]:
     """Draws the intensity of chaotic light relative to its mean: mean 1, variance 1 / M.
 
+    Two readings closer than the coherence time, or two channels that aren't fully apart, share
+    modes. Here a share of the modes stays from one reading to the next, and a share is common to
+    all channels: every intensity is Gamma distributed exactly, correlations fall as
+    time^|difference| and are `channel` between channels, and both are products where readings
+    differ in both.
+
+    ```python
+    import jax, jax.numpy as jnp
+    from jaxeff.photonics import chaotic_intensity
+
+    light = chaotic_intensity(jax.random.key(0), (20_000, 2), modes=4.0, time=0.5, channel=0.1)
+    print(jnp.corrcoef(light[1:, 0], light[:-1, 0])[0, 1])     # 0.5, of neighbouring readings
+    print(jnp.corrcoef(light.T)[0, 1])                         # 0.1, of the channels
+    ```
+
+    Sharp edge: the process is ours; the thesis names both correlations, without a form or a number.
+
     Args:
         key: Random key.
         shape: Readings in a row, wavelength channels, and any further axes, which are independent.
@@ -153,6 +137,10 @@ def chaotic_intensity(
         TypeError: A number is none, or the key is none.
         ValueError: A shape without axes of times and channels, `modes` that aren't positive, or a
             correlation outside [0, 1).
+
+    References:
+        McKenzie, Management Science 31 (1985), the autoregressive Gamma process; Goodman,
+        "Statistical Optics".
     """
     if len(shape) < 2:
         raise ValueError(f"shape must begin with readings and channels, but is {shape}.")
@@ -172,6 +160,18 @@ def effective_samples(
     times: int, channels: int = 1, *, time: float = 0.0, channel: float = 0.0, excess: float = 1.0
 ) -> float:
     """Computes the number of independent readings worth as much as correlated ones.
+
+    ```python
+    from jaxeff.photonics import effective_samples, excess_share
+
+    effective_samples(100, time=0.5)                      # 33.8 of 100
+    effective_samples(1, 100, channel=0.1)                # 9.2: a common share doesn't average out
+    share = excess_share(mean=100.0, modes=4.0)           # the rest of the variance is shot noise
+    effective_samples(100, time=0.5, excess=share)        # so that averaging helps a bit more
+    ```
+
+    Sharp edge: only the light is correlated. Shot noise and electronic noise are new in every
+    reading: `excess` is the light's share of a reading's variance.
 
     Args:
         times: Readings in a row, in each channel.
@@ -202,6 +202,12 @@ def effective_samples(
 
 def excess_share(mean: float, modes: float = MODES, electronic: float = 0.0) -> float:
     """Computes the light's share of a photon count's variance: n²/M over n + n²/M + electronic².
+
+    ```python
+    from jaxeff.photonics import excess_share
+
+    share = excess_share(mean=100.0, modes=4.0)     # the rest of the variance is shot noise
+    ```
 
     Args:
         mean: Mean photon number n.

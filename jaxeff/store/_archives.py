@@ -5,35 +5,14 @@ directory announces is added up before anything is inflated, and zlib gives no m
 announced. Whoever trusts a file reads it without a budget: `dict(numpy.load(path))`.
 
 ```python
-import zipfile
-
 import numpy as np
 
-from jaxeff.store import InflationError, max_inflated_size, read_npz, require_inflatable
+from jaxeff.store import read_npz
 
 np.savez_compressed("weights.npz", w=np.ones((2, 3)), b=np.zeros(3))
 with open("weights.npz", "rb") as file:
     arrays = read_npz(file, {"w"})
 assert arrays["w"].shape == (2, 3)
-
-size = 5 << 20                                       # bytes of a file, and of its parts in memory
-assert max_inflated_size(size) == 64 * size
-try:
-    require_inflatable([200 << 20, 300 << 20], size, "read it by NumPy")
-except InflationError as error:
-    assert "read it by NumPy" in str(error)
-```
-
-Members of other zip files are found and read with a limit of their own:
-
-```python
-from jaxeff.store import read_member, require_member
-
-with zipfile.ZipFile("notes.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-    archive.writestr("notes.txt", "whole")
-with zipfile.ZipFile("notes.zip") as archive:
-    assert require_member(archive, "notes.txt").file_size == 5
-    assert read_member(archive, "notes.txt", most=100) == b"whole"
 ```
 """
 
@@ -61,12 +40,27 @@ def max_inflated_size(size: int) -> int:
 
     Codes of one bit take a byte each in memory, eight times their size in the file. Any computer
     has room for small files: 256 MiB, and 64 times the size of larger ones.
+
+    ```python
+    from jaxeff.store import max_inflated_size
+
+    assert max_inflated_size(5 << 20) == 64 * (5 << 20)
+    ```
     """
     return max(_ROOM, _RATIO * size)
 
 
 def require_inflatable(sizes: Iterable[int], size: int, way_out: str) -> None:
     """Refuses a file of `size` bytes whose parts take more memory than such a file may.
+
+    ```python
+    from jaxeff.store import InflationError, require_inflatable
+
+    try:
+        require_inflatable([200 << 20, 300 << 20], 5 << 20, "read it by NumPy")
+    except InflationError as error:
+        assert "read it by NumPy" in str(error)
+    ```
 
     Args:
       sizes: Bytes of its parts in memory, as it announces them.
@@ -93,6 +87,16 @@ def require_member(
 ) -> zipfile.ZipInfo:
     """Finds a member of a zip file, if it is compressed in a way that is allowed.
 
+    ```python
+    import zipfile
+    from jaxeff.store import require_member
+
+    with zipfile.ZipFile("notes.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("notes.txt", "whole")
+    with zipfile.ZipFile("notes.zip") as archive:
+        assert require_member(archive, "notes.txt").file_size == 5
+    ```
+
     Raises:
       ValueError: There is none, or it is compressed in another way.
     """
@@ -107,7 +111,18 @@ def require_member(
 
 
 def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """Reads the content of a zip file's member, of at most `most` bytes."""
+    """Reads the content of a zip file's member, of at most `most` bytes.
+
+    ```python
+    import zipfile
+    from jaxeff.store import read_member
+
+    with zipfile.ZipFile("notes.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("notes.txt", "whole")
+    with zipfile.ZipFile("notes.zip") as archive:
+        assert read_member(archive, "notes.txt", most=100) == b"whole"
+    ```
+    """
     with archive.open(require_member(archive, name)) as member:
         # One byte more than allowed tells too large a member without inflating the rest of it.
         content = member.read(most + 1)
