@@ -5,90 +5,19 @@ fits one Gaussian for each class (DDU), and `sngp` puts a Gaussian process in th
 layer, by random features.
 
 ```python
-import jaxeff
-from jaxeff.ensembles import Spectral, spectral
+import jax
+from jaxeff.ensembles import Spectral, feature_density, sngp, spectral
 from jaxeff.nn import small_classifier
-
-f, params, (x, y) = small_classifier()
-g = spectral(f, {"conv*": Spectral(3.0), "fc1": Spectral(3.0)})
-logits = g(params, x)
-```
-
-A feature extractor that maps far inputs onto the features of near ones (feature collapse) can't
-tell that it doesn't know them. A bound on every layer's spectral norm, with residual connections,
-keeps distances; DDU, SNGP and last-layer ensembles build on it. Weights are divided by what their
-layer's norm exceeds the bound by, in every call, so the bound holds in training and after it alike.
-
-The norm is that of the layer as it runs: of a dense layer its matrix's, of a convolution that of
-the whole map from image to image, with its padding and strides (Gouk et al. 2018), rather than that
-of the reshaped kernel. It is found by power iteration from a fixed start, without state.
-
-Sharp edges of `spectral`:
-    Power iteration approaches the norm from below: with few iterations the bound is exceeded by
-    some per cent. Each costs two passes of the layer for one example.
-    Batch norm may undo the bound; its scale isn't looked at.
-    Of members, bound the network first and give it members then, not the other way round.
-
-```python
-from jaxeff.ensembles import feature_density
 from jaxeff.program.costs import inputs_of
 
 f, params, (x, y) = small_classifier(1000)
-features = inputs_of(f, "fc2")                              # what the last layer reads
-density = feature_density(features(params, x), y, 10, shrinkage=0.1)
-density.log_density(features(params, x))                    # epistemic: low where nothing was seen
-```
-
-The density of `feature_density` is `sum_c p(c) N(h; mean_c, cov_c)`, fitted in closed form after
-training; its negative logarithm is the epistemic uncertainty, the entropy of the softmax the
-aleatoric one.
-
-Sharp edges of `feature_density`:
-    The features have to keep distances: train with `spectral` and residual connections.
-    Units that never fire make a covariance singular. That is an error here, not a jitter that
-    grows until a factorisation succeeds: say how much `shrinkage` there is to be.
-    Fitting looks at values, so it can't be traced; the density can.
-    The released code weighs classes equally; here they have their priors.
-
-```python
-import jax
-import optax
-
-from jaxeff.bayes import laplace
-from jaxeff.ensembles import sngp
-from jaxeff.training import cross_entropy, fit
-
-key = jax.random.key(0)
-f, params, data = small_classifier()
 bounded = spectral(f, {"conv*": Spectral(3.0), "fc1": Spectral(3.0)})
-g, start = sngp(key, bounded, params, data[0], "fc2", features=128)
-trained = fit(key, cross_entropy(g), start, data, optimizer=optax.adam(1e-2), epochs=1,
-              batch_size=64).params
-posterior = laplace(jax.random.key(0), g, trained, data, "head", "outputs", prior_precision=1.0)
-posterior.probs(data[0])                            # mean field
+features = inputs_of(bounded, "fc2")(params, x)             # what the last layer reads
+density = feature_density(features, y, 10, shrinkage=0.1)
+density.log_density(features)                               # epistemic: low where nothing was seen
+g, start = sngp(jax.random.key(0), bounded, params, x, "fc2", features=128)
+outputs = g(start, x)                                       # to be trained: `RandomFeatures`
 ```
-
-In `sngp` features h become `sqrt(2 / n) cos(h W + b)` with fixed random W and b, whose products
-approach the kernel `exp(-|h - h'|^2 / (2 length_scale^2))`; a linear layer of them with normal
-weights is a Gaussian process. Its posterior is the Laplace approximation of that layer, with one
-covariance for each output, `prior I + sum_n p (1 - p) phi phi^T`: `laplace(..., "head",
-"outputs")`, whose probit link is SNGP's mean field.
-
-Sharp edges of `sngp`:
-    The released code keeps the covariance up by a moving average and leaves out p (1 - p); here it
-    is the paper's, of one pass over the data.
-    The random frequencies belong to the function, not to the parameters: make it with the same key
-    where parameters are loaded.
-    The replaced layer's own parameters stay in the pytree, unread.
-
-References:
-    Miyato et al., "Spectral Normalization for Generative Adversarial Networks", arXiv:1802.05957.
-    Gouk et al., "Regularisation of Neural Networks by Enforcing Lipschitz Continuity",
-    arXiv:1804.04368. Mukhoti et al., "Deep Deterministic Uncertainty: A New Simple Baseline",
-    arXiv:2102.11582, algorithm 1.
-    Liu et al., "Simple and Principled Uncertainty Estimation with Deterministic Deep Learning via
-    Distance Awareness", arXiv:2006.10108, section 3.1. Rahimi and Recht, "Random Features for
-    Large-Scale Kernel Machines", NeurIPS 2007.
 """
 
 import math
@@ -114,12 +43,28 @@ from jaxeff.program.ir import primitives as prim
 class Spectral(core.Setting):
     """A bound on a layer's spectral norm.
 
+    A feature extractor that maps far inputs onto the features of near ones (feature collapse) can't
+    tell that it doesn't know them. A bound on every layer's spectral norm, with residual
+    connections, keeps distances; DDU, SNGP and last-layer ensembles build on it. Weights are
+    divided by what their layer's norm exceeds the bound by, in every call, so the bound holds in
+    training and after it alike.
+
+    The norm is that of the layer as it runs: of a dense layer its matrix's, of a convolution that
+    of the whole map from image to image, with its padding and strides (Gouk et al. 2018), rather
+    than that of the reshaped kernel. It is found by power iteration from a fixed start, without
+    state.
+
     Attributes:
         bound: The largest norm allowed; DDU takes 3.
         iterations: Number of power iterations.
 
     Raises:
         ValueError: The bound isn't positive, or there are no iterations.
+
+    References:
+        Miyato et al., "Spectral Normalization for Generative Adversarial Networks",
+        arXiv:1802.05957. Gouk et al., "Regularisation of Neural Networks by Enforcing Lipschitz
+        Continuity", arXiv:1804.04368.
     """
 
     bound: core.Positive = 3.0
@@ -129,6 +74,12 @@ class Spectral(core.Setting):
 @core.validate()
 def spectral(f: Callable[..., Any], spec: Mapping[str, Spectral | None]) -> Callable[..., Any]:
     """Bounds the spectral norms of dense and convolution layers.
+
+    Sharp edges:
+        Power iteration approaches the norm from below: with few iterations the bound is exceeded by
+        some per cent. Each costs two passes of the layer for one example.
+        Batch norm may undo the bound; its scale isn't looked at.
+        Of members, bound the network first and give it members then, not the other way round.
 
     Args:
         f: A pure function `f(params, *args)`.
@@ -238,11 +189,25 @@ def _norm(
 class FeatureDensity:
     """Class Gaussians over features.
 
+    The density is `sum_c p(c) N(h; mean_c, cov_c)`, fitted in closed form after training; its
+    negative logarithm is the epistemic uncertainty, the entropy of the softmax the aleatoric one.
+
+    Sharp edges:
+        The features have to keep distances: train with `spectral` and residual connections.
+        Units that never fire make a covariance singular. That is an error here, not a jitter that
+        grows until a factorisation succeeds: say how much `shrinkage` there is to be.
+        Fitting looks at values, so it can't be traced; the density can.
+        The released code weighs classes equally; here they have their priors.
+
     Attributes:
         means: `[classes, features]`.
         whitening: Matrix that makes a class's features uncorrelated, the inverse of the lower
             Cholesky factor of its covariance, `[classes, features, features]`.
         offsets: The logarithms of prior and normalisation, `[classes]`.
+
+    References:
+        Mukhoti et al., "Deep Deterministic Uncertainty: A New Simple Baseline", arXiv:2102.11582,
+        algorithm 1.
     """
 
     means: Float[Array, "classes features"]
@@ -350,11 +315,46 @@ class RandomFeatures:
 
     Called as `g(params, x)`, with parameters `{"network": ..., "head": {"kernel": ...}}`.
 
+    `sngp` makes it. Features h become `sqrt(2 / n) cos(h W + b)` with fixed random W and b, whose
+    products approach the kernel `exp(-|h - h'|^2 / (2 length_scale^2))`; a linear layer of them
+    with normal weights is a Gaussian process. Its posterior is the Laplace approximation of that
+    layer, with one covariance for each output, `prior I + sum_n p (1 - p) phi phi^T`: `laplace(...,
+    "head", "outputs")`, whose probit link is SNGP's mean field.
+
+    ```python
+    import jax
+    import optax
+    from jaxeff.bayes import laplace
+    from jaxeff.ensembles import Spectral, sngp, spectral
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import cross_entropy, fit
+
+    key, (f, params, data) = jax.random.key(0), small_classifier()
+    bounded = spectral(f, {"conv*": Spectral(3.0), "fc1": Spectral(3.0)})
+    g, start = sngp(key, bounded, params, data[0], "fc2", features=128)
+    trained = fit(key, cross_entropy(g), start, data, optimizer=optax.adam(1e-2), epochs=1,
+                  batch_size=64).params
+    posterior = laplace(key, g, trained, data, "head", "outputs", prior_precision=1.0)
+    posterior.probs(data[0])                            # mean field
+    ```
+
+    Sharp edges:
+        The released code keeps the covariance up by a moving average and leaves out p (1 - p); here
+        it is the paper's, of one pass over the data.
+        The random frequencies belong to the function, not to the parameters: make it with the same
+        key where parameters are loaded.
+        The replaced layer's own parameters stay in the pytree, unread.
+
     Attributes:
         f: The network.
         site: The layer that is replaced.
         frequencies: `[inputs, features]`, in units of one over features' distance.
         phases: `[features]`, in radians.
+
+    References:
+        Liu et al., "Simple and Principled Uncertainty Estimation with Deterministic Deep Learning
+        via Distance Awareness", arXiv:2006.10108, section 3.1. Rahimi and Recht, "Random Features
+        for Large-Scale Kernel Machines", NeurIPS 2007.
     """
 
     f: Callable[..., Any]

@@ -19,51 +19,8 @@ result = fit(key, member_loss(g), members, (x, y), optimizer=optax.adam(1e-2), e
 logits = g(result.params, x)                            # [members, batch, classes]
 ```
 
-The kernel of a member is the shared one times a number for each of its inputs and one for each of
-its outputs, `W * r s^T` (Wen et al. 2020, "BatchEnsemble", arXiv:2002.06715). The result is what
-`ensemble` returns: the factors have members, everything else is shared.
-
-```python
-import jaxeff
-from jaxeff.ensembles import packed
-
-g, members = packed(key, f, params, x, 4, width=2.0)
-result = fit(key, member_loss(g), members, (x, y), optimizer=optax.adam(1e-2), epochs=2,
-             batch_size=32)
-logits = g(result.params, x)                            # [members, batch, classes]
-jaxeff.cost(g, members, x[:1]).macs, jaxeff.cost(f, params, x[:1]).macs
-```
-
-Each of the `count` members of `packed` has `width / count` of the network's hidden channels, and
-all are computed as one program, a convolution with members as a grouped one: a Packed-Ensemble
-(Laurent et al. 2023, arXiv:2210.09184) without further groups within a member. Between hidden
-layers it costs `width**2 / count` networks. Narrowing is that of `jaxeff.pruned`, so it works for
-any network that can be pruned; the members start anew.
-
-```python
-from flax import nnx
-
-from jaxeff.ensembles import mimo, mimo_loss
-from jaxeff.nn import MLP
-
-x, y = jax.random.normal(key, (64, 4)), jax.random.randint(key, (64,), 0, 3)
-f, params = jaxeff.functional(MLP((2 * 4, 32, 2 * 3), rngs=nnx.Rngs(0)))   # twice 4 in, 3 out
-g = mimo(f, 2)
-result = fit(key, mimo_loss(g), params, (x, y), optimizer=optax.adam(1e-2), epochs=2,
-             batch_size=32)
-logits = g(result.params, x)                            # [members, batch, classes], one run of f
-```
-
-The network of `mimo` reads the inputs of all members beside each other, along the last axis, and
-its outputs are those of all members beside each other. In training the inputs are different
-examples, so that members learn to predict their own; in use they are the same one, and one run
-gives all predictions (Havasi et al. 2021, arXiv:2010.06610).
-
-Sharp edges:
-    Inference of a `batch_ensemble` costs as many networks as there are members: it is memory that
-    is saved. Biases are shared.
-    A share of channels of `packed` is rounded up, so narrow layers cost more.
-    The network of `mimo` has to be wide enough for several members; a small one gets worse.
+Sharp edge: inference of a `batch_ensemble` costs as many networks as there are members: it is
+memory that is saved. Biases are shared.
 """
 
 from collections.abc import Callable, Mapping
@@ -96,6 +53,9 @@ def batch_ensemble(
     spec: Mapping[str, Members | None],
 ) -> tuple[Ensemble, Any]:
     """Gives the kernels of chosen sites members that differ by factors.
+
+    The kernel of a member is the shared one times a number for each of its inputs and one for each
+    of its outputs, `W * r s^T` (Wen et al. 2020, "BatchEnsemble", arXiv:2002.06715).
 
     Args:
         key: Random key of the factors, which start as one or minus one.
@@ -179,6 +139,26 @@ def packed(
 ) -> tuple[Ensemble, Any]:
     """Makes an ensemble of narrower networks.
 
+    Each of the `count` members has `width / count` of the network's hidden channels, and all are
+    computed as one program, a convolution with members as a grouped one: a Packed-Ensemble (Laurent
+    et al. 2023, arXiv:2210.09184) without further groups within a member. Between hidden layers it
+    costs `width**2 / count` networks. Narrowing is that of `jaxeff.pruned`, so it works for any
+    network that can be pruned; the members start anew.
+
+    ```python
+    import jax
+    import jaxeff
+    from jaxeff.ensembles import packed
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    g, members = packed(jax.random.key(0), f, params, x, 4, width=2.0)      # for `member_loss`
+    logits = g(members, x)                                  # [members, batch, classes]
+    jaxeff.cost(g, members, x[:1]).macs, jaxeff.cost(f, params, x[:1]).macs
+    ```
+
+    Sharp edge: a share of channels is rounded up, so narrow layers cost more.
+
     Args:
         key: Random key; members start from it, drawn as `Members` says.
         f: `f(params, x)`.
@@ -241,6 +221,24 @@ class MIMO:
 def mimo(f: Callable[..., Any], count: int) -> MIMO:
     """Makes an ensemble of a network with several inputs and outputs.
 
+    The network reads the inputs of all members beside each other, along the last axis, and its
+    outputs are those of all members beside each other. In training (`mimo_loss`) the inputs are
+    different examples, so that members learn to predict their own; in use they are the same one,
+    and one run gives all predictions (Havasi et al. 2021, arXiv:2010.06610).
+
+    ```python
+    import jax
+    import jaxeff
+    from flax import nnx
+    from jaxeff.ensembles import mimo
+    from jaxeff.nn import MLP
+
+    f, params = jaxeff.functional(MLP((2 * 4, 32, 2 * 3), rngs=nnx.Rngs(0)))   # twice 4 in, 3 out
+    logits = mimo(f, 2)(params, jax.numpy.ones((64, 4)))    # [members, batch, classes], by one run
+    ```
+
+    Sharp edge: the network has to be wide enough for several members; a small one gets worse.
+
     Args:
         f: `f(params, x)`; the last axis of `x` and of the result is `count` times that of a member.
         count: Number of members.
@@ -254,6 +252,22 @@ def mimo(f: Callable[..., Any], count: int) -> MIMO:
 @core.validate(g=core.instance_of(MIMO), repetition=core.probability)
 def mimo_loss(g: MIMO, *, repetition: float = 0.0) -> Loss:
     """Makes the cross entropy of members that see different examples, summed over members.
+
+    ```python
+    import jax
+    import jaxeff
+    import optax
+    from flax import nnx
+    from jaxeff.ensembles import mimo, mimo_loss
+    from jaxeff.nn import MLP
+    from jaxeff.training import fit
+
+    key = jax.random.key(0)
+    data = jax.random.normal(key, (64, 4)), jax.random.randint(key, (64,), 0, 3)
+    f, params = jaxeff.functional(MLP((2 * 4, 32, 2 * 3), rngs=nnx.Rngs(0)))   # twice 4 in, 3 out
+    fit(key, mimo_loss(mimo(f, 2)), params, data, optimizer=optax.adam(1e-2), epochs=2,
+        batch_size=32)
+    ```
 
     Args:
         g: Result of `mimo`.

@@ -1,5 +1,8 @@
 """Training members together, every one as if alone, and members that disagree without repulsion.
 
+Repulsion in function space needs inputs from elsewhere; `bootstrap_weights` and `with_prior` are
+two ways to disagreement that don't.
+
 ```python
 import jax
 import optax
@@ -14,25 +17,6 @@ f, params, data = small_classifier()
 g, networks = jaxeff.ensemble(key, f, params, {"*": Members(3)})
 result = fit(key, member_loss(g), networks, data, optimizer=optax.adam(1e-2), epochs=1,
              batch_size=64)
-```
-
-Repulsion in function space needs inputs from elsewhere. Two ways to disagreement that don't:
-
-- `bootstrap_weights`: every member sees the examples in other proportions (the bagging of Breiman
-  1996, as in bootstrapped networks, Osband et al. 2016), so that heads train independently.
-- `with_prior`: every member is the sum of a trained network and of a random one that is never
-  trained (Osband et al. 2018, arXiv:1806.03335). Training cancels the random one where there are
-  data, and nowhere else.
-
-```python
-from jaxeff.ensembles import bootstrap_weights, with_prior
-
-x, y = data
-h = with_prior(f, scale=1.0)
-g, heads = jaxeff.ensemble(key, h, {"trained": params, "prior": params},
-                           {"trained/fc2": Members(5), "prior/*": Members(5)})
-data = (x, y, bootstrap_weights(key, len(x), 5))
-member_loss(g)(key, heads, None, data, 0)
 ```
 """
 
@@ -249,6 +233,20 @@ def bootstrap_weights(
 ) -> Float[Array, "examples members"]:
     """Draws how often each member sees each example: Poisson numbers, scaled to mean one.
 
+    Every member sees the examples in other proportions (the bagging of Breiman 1996, as in
+    bootstrapped networks, Osband et al. 2016), so that heads train independently.
+
+    ```python
+    import jax, jaxeff
+    from jaxeff.ensembles import Members, bootstrap_weights, member_loss
+    from jaxeff.nn import small_classifier
+
+    key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
+    g, heads = jaxeff.ensemble(key, f, params, {"fc2": Members(5)})
+    data = (x, y, bootstrap_weights(key, len(x), 5))
+    member_loss(g)(key, heads, None, data, 0)
+    ```
+
     Args:
         key: Random key.
         examples: Number of examples.
@@ -266,6 +264,22 @@ def bootstrap_weights(
 @core.validate()
 def with_prior(f: Callable[..., Any], scale: Any = 1.0) -> Callable[..., Any]:
     """Adds a random network that stays as it is to a trained one.
+
+    Every member is the sum of a trained network and of a random one that is never trained (Osband
+    et al. 2018, arXiv:1806.03335). Training cancels the random one where there are data, and
+    nowhere else.
+
+    ```python
+    import jax
+    import jaxeff
+    from jaxeff.ensembles import Members, with_prior
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    h = with_prior(f, scale=1.0)
+    g, heads = jaxeff.ensemble(jax.random.key(0), h, {"trained": params, "prior": params},
+                               {"trained/fc2": Members(5), "prior/*": Members(5)})
+    ```
 
     Args:
         f: `f(params, *args) -> outputs`, an array; a random key may come first.

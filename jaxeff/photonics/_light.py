@@ -139,8 +139,8 @@ def chaotic_intensity(
             correlation outside [0, 1).
 
     References:
-        McKenzie, Management Science 31 (1985), the autoregressive Gamma process; Goodman,
-        "Statistical Optics".
+        The autoregressive Gamma process: McKenzie, "An autoregressive process for beta random
+        variables", Management Science 31 (1985); Goodman, "Statistical Optics".
     """
     if len(shape) < 2:
         raise ValueError(f"shape must begin with readings and channels, but is {shape}.")
