@@ -191,7 +191,7 @@ CLAIMS = (
 def points(report: Report) -> Iterator[Row]:
     """Selects the drawn points: by bits of activations, and the front."""
     for row in averaged(report):
-        yield {**row, "of": f"activations of {row['activations']} bits"}
+        yield {**row, "of": f"{row['activations']}-bit activations"}
     for row in front(report):
         yield {**row, "of": "Pareto front"}
 
@@ -201,7 +201,7 @@ PLOTS = (
         "tradeoff",
         h.Curves(
             "throughput", "accuracy", points, "{of}", style={"Pareto front": "k--"},
-            axes={"xscale": "log", "xlabel": "throughput over that of the slowest"},
+            axes={"xlabel": "throughput over that of the slowest", "ylabel": "accuracy"},
         ),
         size=(6.4, 4.2),
     ),
