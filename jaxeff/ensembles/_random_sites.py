@@ -1,49 +1,19 @@
 """Networks of which some layers are random, as ensembles of draws, and the choice of the layers.
 
-What no draw changes runs once, so draws of late layers are cheap:
-
-```python
-import jax
-
-import jaxeff
-from jaxeff.ensembles import affordable_members, sampled
-from jaxeff.nn import small_classifier
-
-f, params, (x, y) = small_classifier()
-last = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params["fc2"])
-posterior = {**params, "fc2": last}
-count = affordable_members(f, params, x[:1], "fc2", times=2.0)  # for twice the MACs
-g, draws = sampled(jax.random.key(0), f, posterior, count)
-logits = g(draws, x)                                       # [draws, batch, classes]
-```
-
-A posterior over some layers (SVI with a prior of None elsewhere, a Laplace approximation of a last
-layer) and an ensemble with members at some sites are then one function, and may be compared at
-equal cost: which layers should be Bayesian (Sharma et al. 2023, arXiv:2211.06291, ask whether all).
 `choose_random` finds them by trying:
 
 ```python
+import jax
 from jaxeff.bayes import laplace
 from jaxeff.ensembles import choose_random
+from jaxeff.nn import small_classifier
 
+key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
 data, held, strange = (x[:192], y[:192]), (x[192:], y[192:]), x[192:, ::-1]
-key = jax.random.key(0)
 infer = lambda sites: laplace(key, f, params, data, sites, "diag")
 choice = choose_random(key, f, params, held, infer, outside=strange, times=4.0)
 choice.sites, choice.posterior                  # and, printed, all that was tried
 ```
-
-Sites are added one by one, greedily. Each set gets as many draws as the budget pays for, so that
-layers near the output, behind which less has to run again, have more (`affordable_members`). Of the
-sets that a step tries the one is taken that is best by negative log-likelihood and by how well
-mutual information finds inputs from elsewhere: the smallest sum of its places in the two orders. It
-ends where no set improves either.
-
-How posteriors are inferred is the caller's.
-
-Sharp edges:
-    Greedy: two sites that only help together aren't found.
-    The held-out examples choose; judge the result by others.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,6 +37,24 @@ def sampled(
     key: PRNGKeyArray, f: Callable[..., Any], posterior: Any, count: int
 ) -> tuple[Ensemble, Any]:
     """Makes an ensemble of draws of a posterior.
+
+    What no draw changes runs once, so draws of late layers are cheap:
+
+    ```python
+    import jax, jaxeff
+    from jaxeff.ensembles import affordable_members, sampled
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    last = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params["fc2"])
+    count = affordable_members(f, params, x[:1], "fc2", times=2.0)  # for twice the MACs
+    g, draws = sampled(jax.random.key(0), f, {**params, "fc2": last}, count)
+    logits = g(draws, x)                                       # [draws, batch, classes]
+    ```
+
+    A posterior over some layers (SVI with a prior of None elsewhere, a Laplace approximation of a
+    last layer) and an ensemble with members at some sites are then one function, and may be
+    compared at equal cost.
 
     Args:
         key: Random key.
@@ -103,6 +91,14 @@ def affordable_members(
     f: Callable[..., Any], params: Any, x: Any, pattern: str | Sequence[str], *, times: float
 ) -> int:
     """Computes how many members of a site, or draws of its parameters, fit a budget.
+
+    ```python
+    from jaxeff.ensembles import affordable_members
+    from jaxeff.nn import small_classifier
+
+    f, params, (x, y) = small_classifier()
+    count = affordable_members(f, params, x[:1], "fc2", times=2.0)  # for twice the MACs
+    ```
 
     Args:
         f: `f(params, x)`.
@@ -157,6 +153,17 @@ class SiteTrial(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class RandomSites:
     """The sites that were chosen, and what was tried.
+
+    Which layers should be Bayesian (Sharma et al. 2023, arXiv:2211.06291, ask whether all)? Sites
+    are added one by one, greedily. Each set gets as many draws as the budget pays for, so that
+    layers near the output, behind which less has to run again, have more (`affordable_members`). Of
+    the sets that a step tries the one is taken that is best by negative log-likelihood and by how
+    well mutual information finds inputs from elsewhere: the smallest sum of its places in the two
+    orders. It ends where no set improves either. How posteriors are inferred is the caller's.
+
+    Sharp edges:
+        Greedy: two sites that only help together aren't found.
+        The held-out examples choose; judge the result by others.
 
     Attributes:
         sites: The chosen sites, in the order in which they were added.

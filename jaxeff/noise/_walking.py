@@ -22,13 +22,6 @@ result = sweep(
 )
 result.scores["accuracy"][0]                     # [settings], under noise of rows: (site, level)
 ```
-
-Every setting names all the sites, with a level of zero at all but one, so that the whole walk is
-one program. Layers without noise draw it none the less.
-
-References:
-    Borras et al., "Walking Noise: On Layer-Specific Robustness of Neural Architectures against
-    Noisy Computations and Associated Characteristic Learning Dynamics", arXiv:2212.10430.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,6 +47,9 @@ def walking_noise(
 ) -> tuple[dict[str, Noise], list[tuple[str, Any]]]:
     """Makes the settings of a walk: every site at every level, the other sites silent.
 
+    Every setting names all the sites, with a level of zero at all but one, so that the whole walk
+    is one program. Layers without noise draw it none the less.
+
     Args:
         sites: Sites that the noise visits one by one, such as `slots(f, params, x)`; each exactly
             once.
@@ -70,6 +66,10 @@ def walking_noise(
     Raises:
         TypeError: `model` doesn't make pytrees of numbers.
         ValueError: There is no site or level, or a site comes twice.
+
+    References:
+        Borras et al., "Walking Noise: On Layer-Specific Robustness of Neural Architectures against
+        Noisy Computations and Associated Characteristic Learning Dynamics", arXiv:2212.10430.
     """
     table = np.asarray(levels, np.float64)
     if table.ndim not in (1, 2) or not table.size or not len(sites):

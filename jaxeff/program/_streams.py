@@ -20,17 +20,8 @@ for at in (20, 22):
 assert jnp.allclose(logits, f(params, sound[:, 4:]), atol=1e-6)
 ```
 
-Convolutions and pooling need as many frames of before as their window is longer than their stride.
-What sums or reduces over time needs the window of its operand, and computes on it what it always
-did: the bits are the same, and nothing before it is computed again.
-
 The step is a pure function like any other: quantized, converted by `integer`, and deployed with
 `state=("state",)`. Rounded to codes, its result has the bits of the whole window's.
-
-Sharp edges:
-    Convolutions and pooling over time must not be padded: a window's first frames would be other
-    than those of a stream. Means and products over all of the window keep the frames before them.
-    Gradient rules of one's own (`custom_jvp`) are read as what they compute.
 """
 
 from __future__ import annotations
@@ -51,7 +42,14 @@ from jaxeff.program.ir import primitives as prim
 
 
 class StreamError(ValueError):
-    """An operation isn't the same at all times, so new frames alone don't decide its result."""
+    """An operation isn't the same at all times, so new frames alone don't decide its result.
+
+    Sharp edges:
+        Convolutions and pooling over time must not be padded: a window's first frames would be
+        other than those of a stream. Means and products over all of the window keep the frames
+        before them.
+        Gradient rules of one's own (`custom_jvp`) are read as what they compute.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +90,9 @@ class RepeatedValue:
 class WholeWindow:
     """A value that a whole window decides: the next one's is another, at all times.
 
+    What sums or reduces over time needs the window of its operand, and computes on it what it
+    always did: the bits are the same, and nothing before it is computed again.
+
     Attributes:
         value: It, for the window that ends with the newest frames.
     """
@@ -101,6 +102,9 @@ class WholeWindow:
 
 class Windows:
     """Frames that operations still need from steps before, in the order of the operations.
+
+    Convolutions and pooling need as many frames of before as their window is longer than their
+    stride.
 
     Args:
         state: What the step before left; None while a state is begun from a whole window.

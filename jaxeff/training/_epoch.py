@@ -1,20 +1,17 @@
 """One epoch of training as a pure function: a scan over shuffled mini-batches.
 
-`make_epoch` returns ``epoch(train_state, key, data) -> (train_state, metrics)``. It holds no state
-and does no input or output, so a whole training can be vmapped over its start, its key and
-anything its loss closes over:
+It holds no state and does no input or output, so a whole training can be vmapped over its start,
+its key and anything its loss closes over:
 
 ```python
 import jax
 import jax.numpy as jnp
 import optax
-
 from jaxeff.nn import small_classifier
 from jaxeff.noise import Additive, noisy
 from jaxeff.training import cross_entropy, init, make_epoch
 
-f, params, data = small_classifier()
-optimizer = optax.adam(1e-2)
+(f, params, data), optimizer = small_classifier(), optax.adam(1e-2)
 
 def train(key, level):                       # one replicate
     loss = cross_entropy(noisy(f, {"*": Additive(level)}), keyed=True)
@@ -25,13 +22,6 @@ def train(key, level):                       # one replicate
 keys, levels = jax.random.split(jax.random.key(0), 3), jnp.array([0.1, 0.2, 0.4])
 final, metrics = jax.jit(jax.vmap(train))(keys, levels)
 ```
-
-Sharp edges:
-    The data lie on the device as a whole and batches are gathered inside the scan; the last ``n mod
-    batch_size`` examples of an epoch's permutation are left out of that epoch. Of data in parts on
-    several devices (`jaxeff.core.Shards`) a batch has as many of each part. Convolutions vmapped
-    over weights are grouped convolutions, which CPUs run slowly: there, three trainings of LeNet-5
-    one after the other took half the time of one vmapped program.
 """
 
 import functools
@@ -68,6 +58,13 @@ Loss = Callable[[Any, Any, Any, Any, Any], tuple[Any, tuple[Metrics, Any]]]
 
 class TrainState(NamedTuple):
     """State of a training, which an epoch takes and returns.
+
+    Sharp edges:
+        The data lie on the device as a whole and batches are gathered inside the scan; the last ``n
+        mod batch_size`` examples of an epoch's permutation are left out of that epoch. Of data in
+        parts on several devices (`jaxeff.core.Shards`) a batch has as many of each part.
+        Convolutions vmapped over weights are grouped convolutions, which CPUs run slowly: there,
+        three trainings of LeNet-5 one after the other took half the time of one vmapped program.
 
     Attributes:
       params: The trained pytree.

@@ -1,98 +1,26 @@
 """Loss functions of the form that `jaxeff.training.make_epoch` takes, the evidential one too.
 
-A loss of integer labels is a `LabelledLoss`, a `CheckedLoss`: `fit` has it hold the labels to the
-number of classes before it trains, since a label out of range trains towards NaN, or as another
-class, silently.
-
-The full form is ``loss(key, params, state, batch, step) -> (loss, (metrics, new_state))``. Write
-it out where a loss anneals or carries state of its own. A loss of (params, batch), or of (key,
-params, batch), may return a scalar or (scalar, metrics), and is recognized by its arguments;
-`stateless` makes the full form of it for a loss that calls another.
+The full form is ``loss(key, params, state, batch, step) -> (loss, (metrics, new_state))``. Write it
+out where a loss anneals or carries state of its own. A loss of (params, batch), or of (key, params,
+batch), may return a scalar or (scalar, metrics), and is recognized by its arguments:
 
 ```python
 import jax
 import optax
-
 from jaxeff.nn import small_classifier
-from jaxeff.training import cross_entropy, fit, label_loss, stateless
+from jaxeff.training import cross_entropy, fit
 
 f, params, (x, y) = small_classifier()
 run = {"optimizer": optax.adam(1e-2), "epochs": 2, "batch_size": 32}
 trained = fit(jax.random.key(0), cross_entropy(f), params, (x, y), **run).params
-assert label_loss(f(trained, x), y) < label_loss(f(params, x), y)
-
 
 def smoothed(params, batch):                            # a loss of your own
     x, y = batch
     targets = optax.smooth_labels(jax.nn.one_hot(y, 10), 0.1)
     return optax.softmax_cross_entropy(f(params, x), targets).mean()
 
-
 fit(jax.random.key(0), smoothed, params, (x, y), **run)
-in_full = stateless(smoothed)                           # the same in the full form
-loss, (metrics, state) = in_full(jax.random.key(0), params, None, (x, y), 0)
 ```
-
-A loss factory of your own takes functions of any form by `normalized_call`, and shows labels that
-are no classes by `valid_labels`:
-
-```python
-import jax.numpy as jnp
-
-from jaxeff.noise import Additive, noisy
-from jaxeff.training import normalized_call, valid_labels
-
-
-def hinge(f, *, keyed=False, mutable=False):
-    call = normalized_call(f, keyed=keyed, mutable=mutable)
-
-    def loss(key, params, state, batch, step):
-        x, labels = batch
-        logits, state = call(key, params, state, x)
-        each = optax.losses.multiclass_hinge_loss(logits, labels) * valid_labels(labels, logits)
-        return each.mean(), ({}, state)
-
-    return loss
-
-
-g, key = noisy(f, {"fc*": Additive(0.1)}), jax.random.key(0)
-for loss in (hinge(f), hinge(g, keyed=True)):
-    assert jnp.isfinite(loss(key, params, None, (x, y), 0)[0])
-    assert jnp.isnan(loss(key, params, None, (x, y.at[0].set(10)), 0)[0])
-```
-
-Where labels are of pixels, some classes are rare and some pixels unlabelled:
-
-```python
-pixels, truth = jnp.ones((2, 4, 4, 3)), jnp.zeros((2, 4, 4), int).at[0, 0, 0].set(-1)
-label_loss(pixels, truth, weights=jnp.array([0.1, 1.0, 1.0]), ignored=-1)
-cross_entropy(f, weights=jnp.ones(10), ignored=-1)      # for `fit`
-```
-
-`evidential` is a loss that teaches a classifier how much it has seen, as a Dirichlet distribution.
-
-```python
-from jaxeff.training import evidential
-from jaxeff.uncertainty import dirichlet_decomposition, dirichlet_probs, evidence
-
-result = fit(jax.random.key(0), evidential(f, ramp=40), params, (x, y),
-             optimizer=optax.adam(1e-2), epochs=10, batch_size=32)
-concentration = evidence(f(result.params, x)) + 1
-probs, parts = dirichlet_probs(concentration), dirichlet_decomposition(concentration)
-```
-
-`softplus` of the outputs is evidence for each class; with one more it is the concentration of a
-Dirichlet distribution over class probabilities. The loss is the squared error expected under it,
-plus the divergence of what it says of wrong classes from knowing nothing (Sensoy et al. 2018,
-equations (5) to (7), arXiv:1806.01768).
-
-Sharp edges:
-    What is called epistemic is learnt by this loss and no posterior's: it depends on the weight of
-    the divergence (Bengs et al. 2022, arXiv:2203.06102).
-    By `softplus` evidence grows as slowly as outputs do: a short training ends with little of it
-    everywhere, far too unsure in domain and no surer there than out of it. Train until its sum has
-    settled, or take an activation that reaches large evidence sooner, such as
-    ``lambda z: jnp.exp(jnp.minimum(z, 10))``, here and in `jaxeff.uncertainty.evidence`.
 """
 
 from collections.abc import Callable
@@ -138,6 +66,9 @@ class SettledLoss(Protocol):
 @dataclass(frozen=True, eq=False)
 class LabelledLoss:
     """A loss whose batches are pairs of inputs and integer labels.
+
+    It is a `CheckedLoss`: `fit` has it hold the labels to the number of classes before it trains,
+    since a label out of range trains towards NaN, or as another class, silently.
 
     Attributes:
       loss: The loss itself.
@@ -186,6 +117,13 @@ def valid_labels(labels: Any, logits: Any) -> Any:
     """Marks labels: one where they are classes, else NaN, to multiply a loss by.
 
     An index below zero would count from the last class.
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.training import valid_labels
+
+    print(valid_labels(jnp.array([2, 3]), jnp.zeros((2, 3))))      # [1, nan]: 3 is no class
+    ```
     """
     return jnp.where((labels >= 0) & (labels < logits.shape[-1]), 1.0, jnp.nan)
 
@@ -195,6 +133,16 @@ def label_loss(
     logits: Any, labels: Any, *, weights: Any = None, ignored: int | None = None
 ) -> jax.Array:
     """Computes the mean cross-entropy of logits with integer labels.
+
+    Where labels are of pixels, some classes are rare and some pixels unlabelled:
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.training import label_loss
+
+    pixels, truth = jnp.ones((2, 4, 4, 3)), jnp.zeros((2, 4, 4), int).at[0, 0, 0].set(-1)
+    label_loss(pixels, truth, weights=jnp.array([0.1, 1.0, 1.0]), ignored=-1)
+    ```
 
     Args:
       logits: ``[..., classes]``.
@@ -234,6 +182,18 @@ def _countable(labels: Any, ignored: int | None) -> jax.Array:
 def stateless(loss: Callable[..., Any]) -> Loss:
     """Brings a loss without state to the full form, as `fit` does by itself.
 
+    It is for a loss that calls another:
+
+    ```python
+    import jax
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import label_loss, stateless
+
+    f, params, data = small_classifier()
+    loss = stateless(lambda params, batch: label_loss(f(params, batch[0]), batch[1]))
+    value, (metrics, state) = loss(jax.random.key(0), params, None, data, 0)
+    ```
+
     Args:
       loss: ``loss(key, params, batch)`` or ``loss(params, batch)``, which return a scalar or
         (scalar, metrics).
@@ -251,6 +211,15 @@ def cross_entropy(
     mutable: bool = False,
 ) -> Loss:
     """Makes the mean softmax cross entropy of a classifier, with its accuracy as a metric.
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import cross_entropy
+
+    f, params, data = small_classifier()
+    loss = cross_entropy(f, weights=jnp.ones(10), ignored=-1)      # for `fit`
+    ```
 
     Args:
       f: ``f(params, x) -> logits`` of shape ``[batch, classes]``, ``[batch, tokens, classes]`` or
@@ -286,7 +255,36 @@ def cross_entropy(
 def normalized_call(
     f: Callable[..., Any], *, keyed: bool, mutable: bool
 ) -> Callable[..., tuple[Any, Any]]:
-    """Wraps ``f`` as a function of (key, params, state, x) that returns (logits, new state)."""
+    """Wraps ``f`` as a function of (key, params, state, x) that returns (logits, new state).
+
+    A loss factory of your own takes functions of any form so:
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from jaxeff.nn import small_classifier
+    from jaxeff.noise import Additive, noisy
+    from jaxeff.training import normalized_call, valid_labels
+
+    def hinge(f, *, keyed=False, mutable=False):
+        call = normalized_call(f, keyed=keyed, mutable=mutable)
+
+        def loss(key, params, state, batch, step):
+            x, labels = batch
+            logits, state = call(key, params, state, x)
+            each = optax.losses.multiclass_hinge_loss(logits, labels) * valid_labels(labels, logits)
+            return each.mean(), ({}, state)
+
+        return loss
+
+    f, params, (x, y) = small_classifier()
+    g, key = noisy(f, {"fc*": Additive(0.1)}), jax.random.key(0)
+    for loss in (hinge(f), hinge(g, keyed=True)):
+        assert jnp.isfinite(loss(key, params, None, (x, y), 0)[0])
+        assert jnp.isnan(loss(key, params, None, (x, y.at[0].set(10)), 0)[0])
+    ```
+    """
 
     def call(key: Any, params: Any, state: Any, x: Any) -> tuple[Any, Any]:
         args = (*((key,) if keyed else ()), params, *((state,) if mutable else ()), x)
@@ -310,6 +308,21 @@ def evidential(
     mutable: bool = False,
 ) -> Loss:
     """Makes the loss of a classifier whose outputs are evidence.
+
+    `softplus` of the outputs is evidence for each class; with one more it is the concentration of a
+    Dirichlet distribution over class probabilities. The loss is the squared error expected under
+    it, plus the divergence of what it says of wrong classes from knowing nothing (Sensoy et al.
+    2018, equations (5) to (7), arXiv:1806.01768).
+
+    ```python
+    import jax, optax
+    from jaxeff.nn import small_classifier
+    from jaxeff.training import evidential, fit
+
+    f, params, data = small_classifier()
+    result = fit(jax.random.key(0), evidential(f, ramp=40), params, data, epochs=10, batch_size=32,
+                 optimizer=optax.adam(1e-2))             # for `jaxeff.uncertainty.evidence`
+    ```
 
     Args:
         f: ``f(params, x) -> outputs`` of shape ``[batch, classes]``, or

@@ -8,31 +8,17 @@ arrays, so that nothing is read or compiled again for another change.
 ```python
 import jax
 import jax.numpy as jnp
-
-from jaxeff.training import divergences
 from jaxeff.nn import small_classifier
 from jaxeff.noise import Additive, noisy
+from jaxeff.training import divergences
 
-f, params, (x, y) = small_classifier()
-key = jax.random.key(0)
+key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
 
 def changed(level):
     g = noisy(f, {"fc1": Additive(level)})
     return lambda *args: g(key, *args)
 
 divergences(f, changed, params, x, jnp.array([0.0, 0.1, 1.0])).mean(-1)      # nats, one per level
-```
-
-Other numbers of each change take the loop below it:
-
-```python
-from jaxeff.training import map_changes
-
-def accuracy(level):
-    return (changed(level)(params, x).argmax(-1) == y).mean()
-
-found = map_changes(accuracy, jnp.array([0.0, 0.1, 1.0]), at_once=2)       # two side by side
-assert found[0] == (f(params, x).argmax(-1) == y).mean()
 ```
 """
 
@@ -87,6 +73,24 @@ def divergences(
 
 def map_changes(function: Callable[[Any], Any], changes: Any, at_once: int = 1) -> Any:
     """Maps a function over arrays with a common leading axis, `at_once` entries side by side.
+
+    Numbers of each change other than `divergences` take this loop:
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from jaxeff.nn import small_classifier
+    from jaxeff.noise import Additive, noisy
+    from jaxeff.training import map_changes
+
+    key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
+
+    def accuracy(level):
+        return (noisy(f, {"fc1": Additive(level)})(key, params, x).argmax(-1) == y).mean()
+
+    accuracies = map_changes(accuracy, jnp.array([0.0, 0.1, 1.0]), at_once=2)    # two side by side
+    assert accuracies[0] == (f(params, x).argmax(-1) == y).mean()
+    ```
 
     Args:
         function: Function from one entry to arrays.

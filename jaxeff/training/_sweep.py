@@ -3,59 +3,25 @@
 ```python
 import jax
 import jax.numpy as jnp
+import jaxeff
 import optax
 from flax import nnx
-
-import jaxeff
 from jaxeff.nn import SmallCNN, small_classifier
-from jaxeff.noise import Additive
 from jaxeff.training import cross_entropy, sweep
 
 f, _, (x, y) = small_classifier()
-
-def init(key):                                        # parameters and state
-    return jaxeff.functional(SmallCNN(rngs=nnx.Rngs(key)))[1], None
-
-def loss_at(spec):                                    # spec: {site: Additive(level)}
-    return cross_entropy(jaxeff.noisy(f, spec), keyed=True)
+init = lambda key: (jaxeff.functional(SmallCNN(rngs=nnx.Rngs(key)))[1], None)    # and no state
+loss_at = lambda spec: cross_entropy(jaxeff.noisy(f, spec), keyed=True)  # {site: Additive(level)}
 
 def score(key, params, state, spec):
-    logits = jaxeff.noisy(f, spec)(key, params, x)
-    return {"accuracy": jnp.mean(logits.argmax(-1) == y)}
+    return {"accuracy": jnp.mean(jaxeff.noisy(f, spec)(key, params, x).argmax(-1) == y)}
 
 result = sweep(
-    jax.random.key(0), loss_at, init, (x, y), {"*": Additive(jnp.logspace(-2, 1, 4))},
+    jax.random.key(0), loss_at, init, (x, y), {"*": jaxeff.Additive(jnp.logspace(-2, 1, 4))},
     score=score, seeds=2, optimizer=optax.adam(1e-2), epochs=2, batch_size=32,
 )
 result.scores["accuracy"]                             # [seeds, settings]
 ```
-
-A setting is a pytree whose leaves have a common first axis; every replicate gets one slice of it
-and the initial parameters, mini-batches and random keys of its seed. All settings of one seed thus
-see the same random numbers (common random numbers): their differences are those of the settings,
-and what is random is drawn once for all of them.
-
-Replicates are grouped in chunks, which are kept on disk and joined. `spread_replicates` distributes
-a chunk's replicates over the devices of all processes:
-
-```python
-from jaxeff.training import spread_replicates
-
-spread = spread_replicates(seeds=3, settings=5, devices=jax.devices())
-data = spread.replicated({"x": jax.numpy.ones((4, 2))})           # on each of the devices
-assert spread.seeds * spread.settings >= 15                  # filled up to fit the devices
-if jax.device_count() == 1:
-    assert spread == (3, 5, None)                            # nothing to spread over
-```
-
-Sharp edges:
-    Replicates of one seed are not independent of each other; those of several seeds are.
-    A replicate that diverges is marked and keeps its scores, whatever they are; the others go on.
-    All devices share a chunk, those of other processes too (`jaxeff.core`): let it be a
-    multiple of their number. What doesn't divide is filled up with copies.
-    Memory grows with the chunk, not with the sweep, also that of `score`: let it take large test
-    sets in batches. Without `keep` only scores stay.
-    Vmapped convolutions are slow on a CPU: there a chunk of 1 is the faster one for such nets.
 """
 
 import math
@@ -159,6 +125,9 @@ def join_chunks(results: Any, rows: Any, columns: Any, seeds: int, total: int) -
 class Spread(NamedTuple):
     """Placement of a chunk's replicates.
 
+    Replicates are grouped in chunks, which are kept on disk and joined. `spread_replicates`
+    distributes a chunk's replicates over the devices of all processes.
+
     Attributes:
         seeds: Rows of the chunk as it is trained.
         settings: The number of columns, one for each setting.
@@ -181,6 +150,17 @@ def spread_replicates(seeds: int, settings: int, devices: Sequence[Any] | None =
 
     Where neither is a multiple of the devices, one of them is filled up to it; each device still
     has fewer replicates than the chunk. What fills up is to be cut away from the results.
+
+    ```python
+    import jax
+    from jaxeff.training import spread_replicates
+
+    spread = spread_replicates(seeds=3, settings=5, devices=jax.devices())
+    data = spread.replicated({"x": jax.numpy.ones((4, 2))})           # on each of the devices
+    assert spread.seeds * spread.settings >= 15                  # filled up to fit the devices
+    if jax.device_count() == 1:
+        assert spread == (3, 5, None)                            # nothing to spread over
+    ```
 
     Args:
         seeds: Rows of the chunk.
@@ -209,6 +189,21 @@ def _filled(size: int, count: int) -> int:
 @core.shown_as_table
 class SweepResult(NamedTuple):
     """Results of a sweep, shown by setting; every array leads with the axes of seeds and settings.
+
+    A setting is a pytree whose leaves have a common first axis; every replicate gets one slice of
+    it and the initial parameters, mini-batches and random keys of its seed. All settings of one
+    seed thus see the same random numbers (common random numbers): their differences are those of
+    the settings, and what is random is drawn once for all of them.
+
+    Sharp edges:
+        Replicates of one seed are not independent of each other; those of several seeds are.
+        A replicate that diverges is marked and keeps its scores, whatever they are; the others go
+        on.
+        All devices share a chunk, those of other processes too (`jaxeff.core`): let it be a
+        multiple of their number. What doesn't divide is filled up with copies.
+        Memory grows with the chunk, not with the sweep, also that of `score`: let it take large
+        test sets in batches. Without `keep` only scores stay.
+        Vmapped convolutions are slow on a CPU: there a chunk of 1 is the faster one for such nets.
 
     Attributes:
         scores: Result of `score`, as numpy arrays `[seeds, settings, ...]`.
