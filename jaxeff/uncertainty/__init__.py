@@ -5,30 +5,23 @@ classes]``. Entropies and likelihoods are in nats.
 
 ```python
 import jax
-import jax.numpy as jnp
-
-from jaxeff import Gaussian
-from jaxeff.bayes import predict
+from jaxeff import Gaussian, bayes
 from jaxeff.nn import small_classifier
-from jaxeff.uncertainty import (
-    accuracy, auroc, brier, decompose_logits, ece, nll, predictive_log_probs
-)
+from jaxeff.uncertainty import auroc, decompose_logits, nll, predictive_log_probs
 
-f, params, (x, y) = small_classifier()
+key, (f, params, (x, y)) = jax.random.key(0), small_classifier()
 posterior = jax.tree.map(lambda w: Gaussian(w, 0.01 * w**2), params)
-logits = predict(jax.random.key(0), f, posterior, x)
+logits = bayes.predict(key, f, posterior, x)
 inside = decompose_logits(logits)                  # total, aleatoric, epistemic
-probs = jnp.exp(predictive_log_probs(logits))
-nll(probs, y), ece(probs, y), brier(probs, y), accuracy(probs, y)
-outside = decompose_logits(predict(jax.random.key(0), f, posterior, x[:, ::-1]))
+nll(jax.numpy.exp(predictive_log_probs(logits)), y)
+outside = decompose_logits(bayes.predict(key, f, posterior, x[:, ::-1]))
 auroc(inside.epistemic, outside.epistemic)
 ```
 
 A decision is made of a score: `conformal` returns sets that hold the truth as often as was asked,
-`selective` leaves what is uncertain to others, `tempered` makes confidence mean what it says.
-
-A regression with an aleatoric head has variances instead: `decompose_regression`, and `euc` holds
-the epistemic part to the sparsity of the training data.
+`selective` leaves what is uncertain to others, `tempered` makes confidence mean what it says. A
+regression with an aleatoric head has variances instead: `decompose_regression`, and `euc` holds the
+epistemic part to the sparsity of the training data.
 """
 
 from jaxeff.uncertainty._conformal import APS as APS

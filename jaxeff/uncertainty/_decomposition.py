@@ -1,27 +1,10 @@
 """Total, aleatoric and epistemic uncertainty: of samples, of Dirichlet networks, of regressions.
 
-Of a classifier that predicts with several samples the total uncertainty is the entropy of the mean
-prediction; the part that every sample agrees on is aleatoric (the mean entropy of the samples:
-softmax entropy, SME); the rest, their disagreement, is epistemic (mutual information, MI, between
-label and weights; Houlsby et al. 2011, arXiv 1112.5745; Depeweg et al. 2018, arXiv 1710.07283). All
-in nats, so 0 to log(classes).
-
-Probabilities that are no floating-point array are refused by a TypeError, and rows that don't sum
-to one, as of logits, by a ValueError where they are concrete.
-
-Sharp edges: a sample may put probability 0 on a class (0 log 0 counts as 0), but the gradient of an
-entropy is infinite there: differentiate with respect to logits. The difference of two entropies
-can round to less than zero, so the epistemic part is cut at zero; near there its error is a few
-units of float rounding.
-
 ```python
 import jax
 import jax.numpy as jnp
-
-from jaxeff.uncertainty import (
-    decompose, decompose_logits, mutual_information, predictive_entropy, predictive_log_probs,
-    softmax_entropy,
-)
+from jaxeff.uncertainty import decompose, decompose_logits, mutual_information
+from jaxeff.uncertainty import predictive_entropy, predictive_log_probs, softmax_entropy
 
 agree = jnp.array([[0.5, 0.5], [0.5, 0.5]])           # two samples of one prediction: ambiguous
 disagree = jnp.array([[0.99, 0.01], [0.01, 0.99]])    # each is sure, of another class
@@ -34,42 +17,6 @@ assert jnp.allclose(parts.total, parts.aleatoric + parts.epistemic, atol=1e-6)
 logits = jax.random.normal(jax.random.key(0), (30, 5, 10))          # samples, batch, classes
 assert decompose_logits(logits).epistemic.shape == (5,)
 assert jnp.allclose(jnp.exp(predictive_log_probs(logits)).sum(-1), 1, atol=1e-5)
-```
-
-Predictions of evidential networks are Dirichlet distributions over class probabilities:
-
-```python
-from jaxeff.uncertainty import dirichlet_decomposition, dirichlet_probs, evidence
-
-outputs = jnp.array([[20.0, -9.0, -9.0], [-9.0, -9.0, -9.0]])     # much evidence, and none
-concentration = evidence(outputs) + 1
-assert jnp.allclose(dirichlet_probs(concentration)[1], 1 / 3, atol=1e-3)
-known, unknown = dirichlet_decomposition(concentration).epistemic
-assert known < unknown
-```
-
-Their parts have closed forms (Malinin and Gales 2018, arXiv:1802.10501), so one run of the network
-gives what an ensemble's draws would. `jaxeff.training.evidential` trains such a network.
-
-A regression network with an aleatoric head predicts a mean and the logarithm of a variance; the
-total variance of its samples is the mean of the predicted variances (aleatoric: the noise that no
-further data removes) plus the variance of the predicted means (epistemic: what the samples disagree
-on), by the law of total variance (Kendall & Gal 2017, arXiv 1703.04977).
-
-Sharp edges of regressions: variances are in squared units of the target; ``standard_deviations`` of
-them add up in squares only. A sample with a large log-variance dominates a mean of exponentials, so
-far from the data the aleatoric part may be infinite.
-
-```python
-from jaxeff.uncertainty import aleatoric_mse, decompose_regression, prediction_mse
-
-mean, log_variance = jnp.array([[0.9], [1.1]]), jnp.log(jnp.full((2, 1), 0.04))   # two samples
-parts = decompose_regression(jnp.stack([mean, log_variance], -1))
-assert jnp.allclose(parts.aleatoric, 0.04) and jnp.allclose(parts.epistemic, 0.01)
-inside = jnp.array([True])
-std = parts.aleatoric[:, 0] ** 0.5
-assert jnp.allclose(prediction_mse(parts.mean[:, 0], jnp.array([1.2]), inside), 0.04)
-assert jnp.allclose(aleatoric_mse(std, jnp.array([0.2]), inside), 0, atol=1e-6)
 ```
 """
 
@@ -110,6 +57,21 @@ def log_odds_against(
 
 class Decomposition(NamedTuple):
     """Uncertainty per input, in nats.
+
+    Of a classifier that predicts with several samples the total uncertainty is the entropy of the
+    mean prediction; the part that every sample agrees on is aleatoric (the mean entropy of the
+    samples: softmax entropy, SME); the rest, their disagreement, is epistemic (mutual information,
+    MI, between label and weights; Houlsby et al. 2011, arXiv 1112.5745; Depeweg et al. 2018, arXiv
+    1710.07283). All in nats, so 0 to log(classes).
+
+    Probabilities that are no floating-point array are refused by a TypeError, and rows that don't
+    sum to one, as of logits, by a ValueError where they are concrete.
+
+    Sharp edges:
+        A sample may put probability 0 on a class (0 log 0 counts as 0), but the gradient of an
+        entropy is infinite there: differentiate with respect to logits.
+        The difference of two entropies can round to less than zero, so the epistemic part is cut at
+        zero; near there its error is a few units of float rounding.
 
     Attributes:
         total: Predictive entropy, ``[batch]``.
@@ -238,6 +200,18 @@ def evidence(
 ) -> Float[Array, "*batch classes"]:
     """Computes evidence from a network's outputs; plus one it is a concentration.
 
+    Sharp edge: by `softplus` evidence grows as slowly as outputs do: a short training by
+    `jaxeff.training.evidential` ends with little of it everywhere, far too unsure in domain and no
+    surer there than out of it. Train until its sum has settled, or take an activation that reaches
+    large evidence sooner, such as ``lambda z: jnp.exp(jnp.minimum(z, 10))``, here and there.
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.uncertainty import evidence
+
+    concentration = evidence(jnp.array([[20.0, -9.0, -9.0]])) + 1     # of `dirichlet_probs`
+    ```
+
     Args:
         outputs: Outputs of the network.
         activation: What makes evidence of outputs, never below zero: that of the training.
@@ -251,6 +225,14 @@ def dirichlet_probs(
 ) -> Float[Array, "*batch classes"]:
     """Computes the mean class probabilities.
 
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.uncertainty import dirichlet_probs, evidence
+
+    outputs = jnp.array([[20.0, -9.0, -9.0], [-9.0, -9.0, -9.0]])     # much evidence, and none
+    assert jnp.allclose(dirichlet_probs(evidence(outputs) + 1)[1], 1 / 3, atol=1e-3)
+    ```
+
     Args:
         concentration: The parameters of the distribution, above zero.
     """
@@ -260,6 +242,22 @@ def dirichlet_probs(
 @core.validate(concentration=core.positive)
 def dirichlet_decomposition(concentration: Float[Array, "*batch classes"]) -> Decomposition:
     """Computes total, aleatoric and epistemic uncertainty, in nats.
+
+    Predictions of evidential networks are Dirichlet distributions over class probabilities. Their
+    parts have closed forms (Malinin and Gales 2018, arXiv:1802.10501), so one run of the network
+    gives what an ensemble's draws would. `jaxeff.training.evidential` trains such a network.
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.uncertainty import dirichlet_decomposition, evidence
+
+    outputs = jnp.array([[20.0, -9.0, -9.0], [-9.0, -9.0, -9.0]])     # much evidence, and none
+    known, unknown = dirichlet_decomposition(evidence(outputs) + 1).epistemic
+    assert known < unknown
+    ```
+
+    Sharp edge: what is called epistemic is learnt by that loss and no posterior's: it depends on
+    the weight of the divergence (Bengs et al. 2022, arXiv:2203.06102).
 
     Args:
         concentration: The parameters of the distribution, above zero.
@@ -298,6 +296,26 @@ class RegressionUncertainty(NamedTuple):
 def decompose_regression(outputs: Float[Array, "samples *batch outputs"]) -> RegressionUncertainty:
     """Splits the uncertainty of a sampled network with an aleatoric head.
 
+    A regression network with an aleatoric head predicts a mean and the logarithm of a variance; the
+    total variance of its samples is the mean of the predicted variances (aleatoric: the noise that
+    no further data removes) plus the variance of the predicted means (epistemic: what the samples
+    disagree on), by the law of total variance (Kendall & Gal 2017, arXiv 1703.04977).
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.uncertainty import decompose_regression
+
+    mean, log_variance = jnp.array([[0.9], [1.1]]), jnp.log(jnp.full((2, 1), 0.04))   # two samples
+    parts = decompose_regression(jnp.stack([mean, log_variance], -1))
+    assert jnp.allclose(parts.aleatoric, 0.04) and jnp.allclose(parts.epistemic, 0.01)
+    ```
+
+    Sharp edges:
+        Variances are in squared units of the target; standard deviations, their roots, add up in
+        squares only.
+        A sample with a large log-variance dominates a mean of exponentials, so far from the data
+        the aleatoric part may be infinite.
+
     Args:
         outputs: Network outputs of each sample: means in the first half of the last axis,
             log-variances in the second, as the likelihood ``"gaussian"`` of `jaxeff.bayes` reads
@@ -326,6 +344,14 @@ def prediction_mse(
 ) -> Float[Array, ""]:
     """Computes the mean squared error of the predictive mean where there are data.
 
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.uncertainty import prediction_mse
+
+    inside = jnp.array([True])
+    assert jnp.allclose(prediction_mse(jnp.array([1.0]), jnp.array([1.2]), inside), 0.04)
+    ```
+
     Args:
         mean: Predictive mean.
         target: The target without noise.
@@ -344,6 +370,14 @@ def aleatoric_mse(
     std: Float[Array, " n"], true_std: Float[Array, " n"], inside: Bool[Array, " n"]
 ) -> Float[Array, ""]:
     """Computes the mean squared error of the predicted noise deviation where there are data.
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.uncertainty import aleatoric_mse
+
+    inside = jnp.array([True])
+    assert jnp.allclose(aleatoric_mse(jnp.array([0.2]), jnp.array([0.2]), inside), 0, atol=1e-6)
+    ```
 
     Args:
         std: Predicted: the square root of `RegressionUncertainty.aleatoric`.

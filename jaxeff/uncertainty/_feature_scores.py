@@ -1,45 +1,25 @@
 """Out-of-domain scores of features: distances, residuals, and what is left of cut features.
 
-Each is fitted to training data once and becomes a frozen pytree, a function
-`score(features, outputs)` that `scored` puts beside a function's outputs; higher is further out.
+Each is fitted to training data once and becomes a frozen pytree, a function `score(features,
+outputs)` that `scored` puts beside a function's outputs; higher is further out.
 
 ```python
 from jaxeff.nn import small_classifier
 from jaxeff.program.costs import inputs_of
-from jaxeff.uncertainty import dense_head, react, scored
+from jaxeff.uncertainty import ash, dense_head, dice, knn, react, scored, vim
 
 f, params, (x, y) = small_classifier()
 features = inputs_of(f, "fc2")(params, x)            # what the last layer reads, [batch, 32]
 head = dense_head(f, params, x, "fc2")               # its kernel and bias
-g = scored(f, "fc2", react(features, head))          # g(params, x): logits and scores
-logits, scores = g(params, x)
-```
-
-Nearest neighbours and the Mahalanobis distance say how far features lie from those of the training
-data; ViM takes what of them the training data have no variance for as a logit of its own.
-
-```python
-from jaxeff.uncertainty import knn, mahalanobis, relative_mahalanobis, vim
-
-logits, scores = scored(f, "fc2", knn(features, k=5))(params, x)
-mahalanobis(features, y, 10)(features), relative_mahalanobis(features, y, 10)(features)
-logits, scores = scored(f, "fc2", vim(features, head))(params, x)
-```
-
-ReAct, DICE and ASH cut features or weights before the last layer: each is the energy of the logits
-that a `DenseHead` makes of what is left.
-
-```python
-from jaxeff.uncertainty import ash, dice
-
-for score in (react(features, head), dice(features, head), ash(head, percentile=65)):
+fitted = [knn(features, k=5), vim(features, head), react(features, head), dice(features, head)]
+for score in (*fitted, ash(head, percentile=65)):
     logits, scores = scored(f, "fc2", score)(params, x)
 ```
 
 Sharp edges:
     Fitting a Gaussian or ViM looks at values, so it can't be traced; the scores can.
-    Directions without any variance in the training data, as of units that never fire, are left
-    out: what moves along them alone isn't noticed. `shrinkage` counts them, too.
+    Directions without any variance in the training data, as of units that never fire, are left out:
+    what moves along them alone isn't noticed. `shrinkage` counts them, too.
     Those that cut are made for features behind a ReLU, which are never negative.
 """
 
@@ -63,6 +43,9 @@ Score = Callable[[Any, Any], Float[Array, " batch"]]
 
 class DenseHead(NamedTuple):
     """A last layer of features.
+
+    ReAct, DICE and ASH cut features or weights before the last layer: each is the energy of the
+    logits that a `DenseHead` makes of what is left.
 
     Attributes:
         kernel: Weights, `[features, classes]`.
@@ -224,6 +207,18 @@ def mahalanobis(
     Lee et al., "A Simple Unified Framework for Detecting Out-of-Distribution Samples and
     Adversarial Attacks", NeurIPS 2018, arXiv 1807.03888, eq. 2, of one layer's features.
 
+    The distance says how far features lie from those of the training data:
+
+    ```python
+    from jaxeff.nn import small_classifier
+    from jaxeff.program.costs import inputs_of
+    from jaxeff.uncertainty import mahalanobis
+
+    f, params, (x, y) = small_classifier()
+    features = inputs_of(f, "fc2")(params, x)            # what the last layer reads
+    distances = mahalanobis(features, y, 10)(features)
+    ```
+
     Args:
         features: Features of training examples.
         labels: Their classes.
@@ -251,6 +246,16 @@ def relative_mahalanobis(
 
     Ren et al., "A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection",
     arXiv 2106.09022, eq. 2: directions in which all data vary count less.
+
+    ```python
+    from jaxeff.nn import small_classifier
+    from jaxeff.program.costs import inputs_of
+    from jaxeff.uncertainty import relative_mahalanobis
+
+    f, params, (x, y) = small_classifier()
+    features = inputs_of(f, "fc2")(params, x)            # what the last layer reads
+    distances = relative_mahalanobis(features, y, 10)(features)
+    ```
 
     Args:
         features: Features of training examples.
@@ -306,6 +311,8 @@ def _gaussian(features: Any, means: Any, whitening: Any, background: Any = None)
 @dataclasses.dataclass(frozen=True, eq=False)
 class ViM:
     """The norm of features outside the training data's principal space; `vim` makes it.
+
+    It takes what of features the training data have no variance for as a logit of its own.
 
     Attributes:
         origin: The features whose logits are as near zero as can be, `[features]`.

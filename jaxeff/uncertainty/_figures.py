@@ -1,48 +1,16 @@
 """Figures of uncertain predictions and of their quality, drawn onto given matplotlib axes.
 
-Of an uncertain prediction there are the thesis' two layouts, a regression and a plane:
-
 ```python
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
-
-from jaxeff.uncertainty import decompose_regression
-from jaxeff.uncertainty import draw_regression
+from jaxeff.uncertainty import decompose_regression, draw_regression
 
 x, draws = jnp.linspace(-3, 3, 50), jax.random.normal(jax.random.key(0), (30, 1))
 outputs = jnp.stack([jnp.sin(x)[None] + 0.1 * draws * x[None], jnp.full((30, 50), -4.0)], -1)
 train = x[10:40:3, None], jnp.sin(x[10:40:3])
 figure, axes = plt.subplots(3, 1, sharex=True)
 draw_regression(axes, x, decompose_regression(outputs), train, jnp.full(50, 0.1), x**2)
-```
-
-```python
-from jaxeff.uncertainty import decompose_logits, draw_plane
-
-grid = jnp.meshgrid(jnp.linspace(-2, 2, 20), jnp.linspace(-2, 2, 20))
-points = jnp.stack(grid, -1)
-weights = jnp.array([[3.0, 0.5], [2.0, -0.5], [3.0, 0.0]])           # of three members
-score = points @ weights.T                                           # [20, 20, members]
-parts = decompose_logits(jnp.moveaxis(jnp.stack([-score, score], -1) / 2, 2, 0))
-train = jnp.array([[-1.0, 0.0], [1.0, 0.0]]), jnp.array([0, 1])
-figure, axes = plt.subplots(1, 2)
-mean, information = draw_plane(
-    axes, grid, jax.nn.sigmoid(score).mean(-1), parts.epistemic, jnp.hypot(*grid) > 1.5, train
-)
-figure.colorbar(mean, ax=axes[0])
-```
-
-Reliability and risk-coverage diagrams show its quality:
-
-```python
-from jaxeff.uncertainty import draw_reliability, draw_risk_coverage, reliability, risk_coverage
-
-probs, labels = jnp.array([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]]), jnp.array([0, 1, 1])
-figure, (left, right) = plt.subplots(1, 2)
-draw_reliability(left, reliability(probs, labels))
-curve = risk_coverage(1 - probs.max(-1), probs.argmax(-1) != labels)
-draw_risk_coverage(right, {"confidence": curve})
 ```
 
 What every panel shows is labelled; titles, legends and files are the caller's. All arrays may be of
@@ -142,6 +110,21 @@ def draw_plane(
     Left: mean prediction with the decision boundary. Right: mutual information, and dashed the
     border of what counts as out of domain. The training samples on both.
 
+    ```python
+    import jax, jax.numpy as jnp, matplotlib.pyplot as plt
+    from jaxeff.uncertainty import decompose_logits, draw_plane
+
+    grid = jnp.meshgrid(jnp.linspace(-2, 2, 20), jnp.linspace(-2, 2, 20))
+    weights = jnp.array([[3.0, 2.0, 3.0], [0.5, -0.5, 0.0]])             # of three members
+    score = jnp.stack(grid, -1) @ weights                                # [20, 20, members]
+    parts = decompose_logits(jnp.moveaxis(jnp.stack([-score, score], -1) / 2, 2, 0))
+    train = jnp.array([[-1.0, 0.0], [1.0, 0.0]]), jnp.array([0, 1])
+    figure, axes = plt.subplots(1, 2)
+    probability, far = jax.nn.sigmoid(score).mean(-1), jnp.hypot(*grid) > 1.5
+    mean, information = draw_plane(axes, grid, probability, parts.epistemic, far, train)
+    figure.colorbar(mean, ax=axes[0])
+    ```
+
     Args:
         axes: Two, from left to right.
         grid: Coordinates of the points, as ``np.meshgrid`` gives them.
@@ -177,6 +160,15 @@ def draw_plane(
 def draw_reliability(axes: Axes, diagram: Reliability) -> None:
     """Draws accuracy by confidence, the share of predictions in each bin, and perfection dashed.
 
+    ```python
+    import jax.numpy as jnp
+    import matplotlib.pyplot as plt
+    from jaxeff.uncertainty import draw_reliability, reliability
+
+    probs, labels = jnp.array([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]]), jnp.array([0, 1, 1])
+    draw_reliability(plt.subplots()[1], reliability(probs, labels))
+    ```
+
     Args:
         axes: Axes to draw on.
         diagram: What `reliability` computed.
@@ -195,6 +187,16 @@ def draw_reliability(axes: Axes, diagram: Reliability) -> None:
 @validate(curves=string_mapping)
 def draw_risk_coverage(axes: Axes, curves: Mapping[str, RiskCoverage]) -> None:
     """Draws the risk of each method by the share of inputs that it accepts.
+
+    ```python
+    import jax.numpy as jnp
+    import matplotlib.pyplot as plt
+    from jaxeff.uncertainty import draw_risk_coverage, risk_coverage
+
+    probs, labels = jnp.array([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]]), jnp.array([0, 1, 1])
+    curve = risk_coverage(1 - probs.max(-1), probs.argmax(-1) != labels)
+    draw_risk_coverage(plt.subplots()[1], {"confidence": curve})
+    ```
 
     Args:
         axes: Axes to draw on.

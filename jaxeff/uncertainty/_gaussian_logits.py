@@ -4,20 +4,8 @@ Logit sampling draws logits from their means and variances, which costs no furth
 treats the draws as those of a sampled network (Klein's thesis, section 8.3.1). For the tightest
 budgets the variance itself is the epistemic score, with no sampling at all.
 
-Sharp edges:
-
-- The logits of a `Gaussian` are drawn independently. Where weight uncertainty moves several of them
-  together, a sampled network has less mutual information than this; those of a `JointGaussian`
-  (`moments(f, covariance=True)`) are drawn together.
-- The raw variance measures how far the logits may move, not whether that changes the class.
-  Inputs that a network knows well excite it most, and their logits can vary most: for LeNet-5
-  after a few epochs of SVI on MNIST it told MNIST from Fashion-MNIST no better than chance or the
-  wrong way round (AUROC 0.04 to 0.57, depending on the prior), where the mutual information of
-  drawn logits separated them well (0.97 to 0.99). Validate it before relying on it.
-
 ```python
 import jax
-
 from jaxeff import Gaussian, moments
 from jaxeff.nn import small_classifier
 from jaxeff.uncertainty import from_gaussian, predict_probs, raw_variance, sample_logits
@@ -33,25 +21,6 @@ assert raw_variance(logits).shape == (10,)
 
 `temperature_scale` finds one number that logits, Gaussian or not, are divided by, so that a
 classifier is as sure as it should be.
-
-```python
-import jaxeff
-from jaxeff.nn import small_classifier
-from jaxeff.uncertainty import temperature_scale, tempered
-
-f, params, (x, y) = small_classifier()
-y = f(params, x).argmax(-1).at[::4].set(0)           # a network that is mostly right
-temperature = temperature_scale(f(params, x), y)     # on examples that were held out
-g = tempered(f, temperature)                         # or of jaxeff.moments(f)
-```
-
-Guo et al. 2017 (arXiv 1706.04599), section 4.2. The most probable class stays what it is.
-
-Sharp edges:
-    Labels that the logits separate without an error have no best temperature; it stops at
-    `SMALLEST`, labels that are worse than chance at `LARGEST`, and where all classes have the same
-    logit it is 1. A `CalibrationWarning` says so; not inside of `jit`, where values are unknown.
-    Logits of minus infinity, as of classes that are masked, stay out of it.
 """
 
 import warnings
@@ -82,6 +51,10 @@ def sample_logits(
     key: PRNGKeyArray, logits: Gaussian | JointGaussian, samples: int = 100
 ) -> Float[Array, "samples *batch classes"]:
     """Draws logits, independent ones or joint ones.
+
+    Sharp edge: the logits of a `Gaussian` are drawn independently. Where weight uncertainty moves
+    several of them together, a sampled network has less mutual information than this; those of a
+    `JointGaussian` (`moments(f, covariance=True)`) are drawn together.
 
     Args:
         key: Random key.
@@ -135,6 +108,12 @@ def predict_probs(
 
 def raw_variance(logits: Gaussian | JointGaussian) -> Float[Array, "*batch"]:
     """Averages the logit variances over classes: an epistemic score without sampling.
+
+    Sharp edge: it measures how far the logits may move, not whether that changes the class. Inputs
+    that a network knows well excite it most, and their logits can vary most: for LeNet-5 after a
+    few epochs of SVI on MNIST it told MNIST from Fashion-MNIST no better than chance or the wrong
+    way round (AUROC 0.04 to 0.57, depending on the prior), where the mutual information of drawn
+    logits separated them well (0.97 to 0.99). Validate it before relying on it.
 
     Args:
         logits: Means and variances, ``[*batch, classes]``.
@@ -264,7 +243,12 @@ def _product_with_covariance(logits: Any, there: Array) -> Callable[[Array], Arr
 
 
 class CalibrationWarning(UserWarning):
-    """Held-out examples don't tell what was to be found: the message says why, and the way out."""
+    """Held-out examples don't tell what was to be found: the message says why, and the way out.
+
+    Labels that the logits separate without an error have no best temperature; it stops at
+    `SMALLEST`, labels that are worse than chance at `LARGEST`, and where all classes have the same
+    logit it is 1. Inside of `jit`, where values are unknown, nothing is said.
+    """
 
 
 @core.register_setting
@@ -283,6 +267,18 @@ def temperature_scale(
     logits: Float[Array, "batch classes"] | Gaussian, labels: Int[Array, " batch"]
 ) -> Temperature:
     """Finds the temperature of the smallest negative log-likelihood; jits and vmaps.
+
+    Guo et al. 2017 (arXiv 1706.04599), section 4.2. The most probable class stays what it is.
+    Logits of minus infinity, as of classes that are masked, stay out of it.
+
+    ```python
+    from jaxeff.nn import small_classifier
+    from jaxeff.uncertainty import temperature_scale
+
+    f, params, (x, y) = small_classifier()
+    y = f(params, x).argmax(-1).at[::4].set(0)           # a network that is mostly right
+    temperature = temperature_scale(f(params, x), y)     # on examples that were held out
+    ```
 
     Args:
         logits: Logits of held-out examples, or Gaussian ones, whose likelihood is the probit
@@ -388,6 +384,15 @@ def _say(unknown: int, is_constant: bool, is_smallest: bool, is_largest: bool) -
 @core.validate(f=core.function_of_form("f(*args)"), temperature=core.instance_of(Temperature))
 def tempered(f: Callable[..., Any], temperature: Temperature) -> Callable[..., Any]:
     """Divides a function's logits by a temperature.
+
+    ```python
+    import jaxeff
+    from jaxeff.nn import small_classifier
+    from jaxeff.uncertainty import Temperature, tempered
+
+    f, params, (x, y) = small_classifier()
+    g = tempered(f, Temperature(2.0))                    # or of jaxeff.moments(f)
+    ```
 
     Args:
         f: A pure function such as ``f(params, x)`` or ``jaxeff.moments(f)``.

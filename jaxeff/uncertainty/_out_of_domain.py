@@ -5,10 +5,6 @@ class is always *out of domain*. AUROC, AUPR and FPR95 need scores of in- and of
 inputs, count equal scores as scikit-learn does, depend on the order of scores only, jit and vmap. A
 NaN among the scores makes the result NaN. Both sets must hold at least one score.
 
-Sharp edges: AUPR depends on the shares of the two sets (chance level is n_out / (n_in + n_out)).
-Some of the literature calls *in*-domain positive: for FPR95 in that sense (the share of
-out-of-domain inputs accepted when 95 % of in-domain inputs are) call ``fpr95(-out, -inside)``.
-
 ```python
 import jax.numpy as jnp
 
@@ -18,29 +14,6 @@ inside, outside = jnp.array([0.1, 0.2, 0.3, 0.4]), jnp.array([0.35, 0.5, 0.6, 0.
 assert auroc(inside, outside) == 15 / 16                # of 16 pairs one is the wrong way round
 assert aupr(inside, outside) > 0.9
 assert fpr95(inside, outside) == 0.25
-```
-
-The density of training data is a Gaussian kernel estimate with Scott's bandwidth, n^(-1/(d+4))
-times the covariance of the data (Scott 1992; Klein's thesis, eqs. (7.15) and (7.17)). The epistemic
-uncertainty correlation (EUC) holds epistemic uncertainty to its negative logarithm; a quantile of
-it tells in-domain from out-of-domain inputs where nothing else does.
-
-Sharp edges: EUC measures shape only. A network that is far too sure of itself everywhere can score
-close to 1; look at `jaxeff.uncertainty.auroc` beside it. The training points are checked, so they
-can't be traced.
-
-```python
-import jax
-
-from jaxeff.uncertainty import euc, negative_log_density, out_of_domain, sparsity_threshold
-
-train = jax.random.normal(jax.random.key(0), (200, 2))
-x = jnp.array([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]])
-sparsity = negative_log_density(x, train)
-assert sparsity[0] < sparsity[1] < sparsity[2]
-assert sparsity_threshold(train) > sparsity[0]
-assert out_of_domain(x, train).tolist() == [False, False, True]
-assert euc(jnp.array([0.1, 0.2, 0.9]), sparsity) > 0.9
 ```
 """
 
@@ -85,6 +58,8 @@ def aupr(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Floa
 
     Out-of-domain inputs are the positive class.
 
+    Sharp edge: it depends on the shares of the two sets (chance level is n_out / (n_in + n_out)).
+
     Args:
         inside: Scores of in-domain inputs.
         outside: Scores of out-of-domain inputs.
@@ -107,6 +82,10 @@ def aupr(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Floa
 @validate(inside=real_array(nan=True, empty=True), outside=real_array(nan=True, empty=True))
 def fpr95(inside: Float[Array, " n_in"], outside: Float[Array, " n_out"]) -> Float[Array, ""]:
     """Computes the share of in-domain inputs flagged when 95 % of out-of-domain inputs are.
+
+    Sharp edge: some of the literature calls *in*-domain positive: for FPR95 in that sense (the
+    share of out-of-domain inputs accepted when 95 % of in-domain inputs are) call ``fpr95(-out,
+    -inside)``.
 
     Args:
         inside: Scores of in-domain inputs.
@@ -147,6 +126,20 @@ def negative_log_density(
 ) -> Float[Array, " n"]:
     """Computes the sparsity of training data around inputs, in nats.
 
+    The density of training data is a Gaussian kernel estimate with Scott's bandwidth, n^(-1/(d+4))
+    times the covariance of the data (Scott 1992; Klein's thesis, eqs. (7.15) and (7.17)).
+
+    ```python
+    import jax
+    from jaxeff.uncertainty import negative_log_density
+
+    train = jax.random.normal(jax.random.key(0), (200, 2))
+    sparsity = negative_log_density(jax.numpy.array([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]]), train)
+    assert sparsity[0] < sparsity[1] < sparsity[2]
+    ```
+
+    Sharp edge: the training points are checked, so they can't be traced.
+
     Args:
         x: Inputs at which the density of the training data is estimated.
         train: Inputs of the training set.
@@ -166,6 +159,18 @@ def out_of_domain(
 ) -> Bool[Array, " n"]:
     """Labels inputs where the training data are sparser than around nearly all of themselves.
 
+    A quantile of `negative_log_density` tells in-domain from out-of-domain inputs where nothing
+    else does.
+
+    ```python
+    import jax
+    from jaxeff.uncertainty import out_of_domain
+
+    train = jax.random.normal(jax.random.key(0), (200, 2))
+    x = jax.numpy.array([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]])
+    assert out_of_domain(x, train).tolist() == [False, False, True]
+    ```
+
     Args:
         x: Inputs to label.
         train: Inputs of the training set.
@@ -184,7 +189,16 @@ def out_of_domain(
 def sparsity_threshold(
     train: Float[Array, "examples features"], quantile: float = OOD_QUANTILE
 ) -> Float[Array, ""]:
-    """Computes the negative log density above which `out_of_domain` is true."""
+    """Computes the negative log density above which `out_of_domain` is true.
+
+    ```python
+    import jax
+    from jaxeff.uncertainty import negative_log_density, sparsity_threshold
+
+    train = jax.random.normal(jax.random.key(0), (200, 2))
+    assert sparsity_threshold(train) > negative_log_density(jax.numpy.zeros((1, 2)), train)[0]
+    ```
+    """
     # The negative logarithm reverses the order: the lowest densities are the highest values.
     return jnp.quantile(negative_log_density(train, train), 1 - quantile)
 
@@ -192,6 +206,22 @@ def sparsity_threshold(
 @validate(epistemic=real_array(1), sparsity=real_array(1))
 def euc(epistemic: Float[Array, " n"], sparsity: Float[Array, " n"]) -> Float[Array, ""]:
     """Correlates epistemic uncertainty with the sparsity of the training data (Pearson).
+
+    The epistemic uncertainty correlation (EUC) holds epistemic uncertainty to the negative
+    logarithm of the density.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    from jaxeff.uncertainty import euc, negative_log_density
+
+    train = jax.random.normal(jax.random.key(0), (200, 2))
+    sparsity = negative_log_density(jnp.array([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]]), train)
+    assert euc(jnp.array([0.1, 0.2, 0.9]), sparsity) > 0.9
+    ```
+
+    Sharp edge: it measures shape only. A network that is far too sure of itself everywhere can
+    score close to 1; look at `jaxeff.uncertainty.auroc` beside it.
 
     Args:
         epistemic: Epistemic uncertainty of each input (a standard deviation for a regression).

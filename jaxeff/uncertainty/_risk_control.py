@@ -7,9 +7,7 @@ the risk that is allowed:
 ```python
 import jax.numpy as jnp
 from jaxeff.nn import small_classifier
-from jaxeff.uncertainty import (
-    CRC, LAC, LTT, EarlyExit, Mondrian, conformal, conformalize, extra_error, false_negative_rate
-)
+from jaxeff.uncertainty import CRC, LAC, conformal, conformalize, false_negative_rate
 
 f, params, (x, y) = small_classifier()
 
@@ -21,37 +19,7 @@ method = CRC(LAC(), ordinal, jnp.linspace(-10, 10, 200))
 safe = conformalize(f(params, x[:128]), y[:128], method, coverage=0.95)    # mean loss up to .05
 sets = conformal(f, safe)(params, x[128:])
 missed = false_negative_rate(sets, jnp.eye(10)[y[128:]]).mean()            # true classes outside
-each = conformalize(f(params, x[:128]), y[:128], Mondrian(LAC()), 0.8)     # of every class
-
-def exits(params, x):                                # logits of an early and of the last exit
-    logits = f(params, x)
-    return jnp.stack([logits / 2, logits])
-
-rule = LTT(EarlyExit(), extra_error, jnp.linspace(0, 1, 51), delta=0.1)
-leaving = conformalize(exits(params, x[:128]), y[:128], rule, coverage=0.9)
-decision = conformal(exits, leaving)(params, x[128:])                      # logits, place, last
-added = extra_error(decision, y[128:]).mean()                               # by leaving early
 ```
-
-| method | what is promised | the loss |
-|---|---|---|
-| `CRC` | its mean, over held-out and new examples | falls with the threshold, from 0 to 1 |
-| `RCPS` | its mean over new ones, in all but a share `delta` of draws of held-out ones | the same |
-| `LTT` | as `RCPS` | any, from 0 to 1 |
-
-Sharp edges:
-    Where no threshold is safe enough, that of the result is infinite: the region holds everything,
-    and an early exit isn't taken. A loss must be 0 there.
-    Thresholds, loss and method are chosen before the held-out examples are looked at.
-
-References:
-    Angelopoulos, Bates, Fisch, Lei, Schuster, "Conformal Risk Control", ICLR 2024,
-    arXiv 2208.02814, eq. 4. Bates, Angelopoulos, Lei, Malik, Jordan, "Distribution-Free,
-    Risk-Controlling Prediction Sets", JACM 68 (2021), arXiv 2101.02703. Angelopoulos, Bates,
-    Candes, Jordan, Lei, "Learn then Test", arXiv 2110.01052. Jazbec, Timans, Hadzi Veljkovic,
-    Sakmann, Zhang, Naesseth, Nalisnick, "Fast yet Safe: Early-Exiting with Risk Control",
-    NeurIPS 2024, arXiv 2405.20915. Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random
-    World", 2005, section 4.5, for Mondrian predictors.
 """
 
 import dataclasses
@@ -75,8 +43,19 @@ class Mondrian(sets.ConformalMethod):
 
     A class without enough held-out examples is in every set.
 
+    ```python
+    from jaxeff.nn import small_classifier
+    from jaxeff.uncertainty import LAC, Mondrian, conformalize
+
+    f, params, (x, y) = small_classifier()
+    each = conformalize(f(params, x[:128]), y[:128], Mondrian(LAC()), 0.8)     # of every class
+    ```
+
     Attributes:
         method: `LAC`, `APS` or `RAPS`.
+
+    References:
+        Vovk, Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005, section 4.5.
     """
 
     method: sets.LAC
@@ -185,10 +164,21 @@ class CRC(_Controlled):
     With the mean loss R over n held-out examples, a threshold is safe where ``(n R + 1) / (n + 1)``
     is at most the risk. Of the loss ``~contains`` that is `conformalize` of the method itself.
 
+    `RCPS` and `LTT` have the same sharp edges.
+
+    Sharp edges:
+        Where no threshold is safe enough, that of the result is infinite: the region holds
+        everything, and an early exit isn't taken. A loss must be 0 there.
+        Thresholds, loss and method are chosen before the held-out examples are looked at.
+
     Attributes:
         method: The method whose regions are judged.
         loss: ``loss(region, targets)``, from 0 to 1 each, `[batch]`; it falls with the threshold.
         thresholds: To choose from, `[candidates]`.
+
+    References:
+        Angelopoulos, Bates, Fisch, Lei, Schuster, "Conformal Risk Control", ICLR 2024, arXiv
+        2208.02814, eq. 4.
     """
 
     def _safe(self, losses: Array, members: Array, risk: Array) -> Array:
@@ -219,6 +209,10 @@ class RCPS(_Controlled):
         thresholds: To choose from, `[candidates]`.
         delta: Probability of held-out examples for which the risk is larger.
         bound: "wsr" or "hoeffding_bentkus".
+
+    References:
+        Bates, Angelopoulos, Lei, Malik, Jordan, "Distribution-Free, Risk-Controlling Prediction
+        Sets", JACM 68 (2021), arXiv 2101.02703.
     """
 
     delta: Annotated[float, core.Number(above=0, below=1)] = core.static(0.1)
@@ -248,6 +242,9 @@ class LTT(RCPS):
         delta: Probability of held-out examples for which the risk is larger.
         bound: "wsr" or "hoeffding_bentkus".
         correction: "fixed_sequence" or "bonferroni".
+
+    References:
+        Angelopoulos, Bates, Candes, Jordan, Lei, "Learn then Test", arXiv 2110.01052.
     """
 
     correction: Annotated[str, core.Choice("fixed_sequence", "bonferroni")] = core.static(
@@ -361,6 +358,10 @@ class EarlyExit(sets.ConformalMethod):
     taken where no other is sure. It is to be controlled, as by ``LTT(EarlyExit(), extra_error,
     thresholds)``: the error that leaving early adds need not fall as the threshold rises. A network
     that stops takes the same threshold in its `jax.lax.cond`.
+
+    References:
+        Jazbec, Timans, Hadzi Veljkovic, Sakmann, Zhang, Naesseth, Nalisnick, "Fast yet Safe:
+        Early-Exiting with Risk Control", NeurIPS 2024, arXiv 2405.20915.
     """
 
     def scores(self, outputs: Any, targets: Any) -> Float[Array, " batch"]:
@@ -393,6 +394,23 @@ def extra_error(region: ExitDecision, targets: Int[Array, " batch"]) -> Float[Ar
     """Computes 1 where the exit that was taken is wrong and the last one is right, else 0.
 
     Its mean is at least what leaving early adds to the network's error.
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.nn import small_classifier
+    from jaxeff.uncertainty import LTT, EarlyExit, conformal, conformalize, extra_error
+
+    f, params, (x, y) = small_classifier()
+
+    def exits(params, x):                                # logits of an early and of the last exit
+        logits = f(params, x)
+        return jnp.stack([logits / 2, logits])
+
+    rule = LTT(EarlyExit(), extra_error, jnp.linspace(0, 1, 51), delta=0.1)
+    leaving = conformalize(exits(params, x[:128]), y[:128], rule, coverage=0.9)
+    decision = conformal(exits, leaving)(params, x[128:])                      # logits, place, last
+    added = extra_error(decision, y[128:]).mean()                              # by leaving early
+    ```
 
     Args:
         region: What `EarlyExit` decided.
