@@ -28,8 +28,10 @@ DEEPER = 0.1
 """AUROC that LeNet-5 gains over the MLP, at least (the thesis: .174, and .18 in section 7.5.1)."""
 LIKE = 0.02
 """What an accuracy may differ from the thesis' on data that are made anew."""
-EXACT = 0.2
-"""That MCMC gains over SVI, at least (the thesis: .24)."""
+EXACT = SOURCE["mlp mcmc"]["auroc_dirty"] - SVI_OF_MCMC
+"""AUROC that MCMC gains over SVI in the thesis, .24."""
+HALF = 0.5
+"""Of that: what it gains here, at least."""
 DOMAINS = {"clean": "C0", "ambiguous": "C1", "ood": "C3"}
 
 
@@ -131,9 +133,9 @@ CLAIMS = (
         "misread", h.above(10), of=factors,
     ),
     claim(
-        "MLP{prior}: AUROC of MCMC over that of SVI of {images} ({epochs} epochs) by {bound} or "
-        "more, in domain {inside}", "gain", h.at_least(EXACT),
-        lambda row: SOURCE["mlp mcmc"]["auroc_dirty"] - SVI_OF_MCMC, gains,
+        "MLP{prior}: AUROC of MCMC over that of SVI of {images} ({epochs} epochs) by {bound:.2f}, "
+        "half of the thesis', or more, in domain {inside}", "gain",
+        h.at_least(HALF * EXACT), EXACT, gains,
     ),
     claim(
         "MLP by MCMC: AUROC at least {bound}", "auroc_dirty", h.at_least(0.95),
