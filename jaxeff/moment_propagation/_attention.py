@@ -309,14 +309,9 @@ def _without(letters: str, others: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """The product of queries and keys.
+    """The product of queries and keys, with a letter for each axis of either.
 
-    Attributes:
-        node: The dot product.
-        queries: The operand without the softmax's axes.
-        keys: The operand with them.
-        of_queries: A letter for each axis of the queries.
-        of_keys: A letter for each axis of the keys.
+    `queries` is the operand without the softmax's axes, `keys` the one with them.
     """
 
     node: Node
@@ -334,9 +329,6 @@ class Score:
 @dataclass(eq=False, kw_only=True)
 class AttentionLayer(WholeLayer):
     """Attention, from its queries, keys and values to its result; named as the last product.
-
-    In a program of moments attention is one layer, `AttentionLayer`. Axes of its arrays that meet
-    entry by entry have the same letter (`AxisLetters`).
 
     Attributes:
         axes: The axes of its arrays.

@@ -147,10 +147,9 @@ def letters_of_values(
     known: Mapping[Value, str],
     alphabet: Alphabet,
 ) -> dict[Value, str] | None:
-    """Follows letters back through equations.
+    """Follows letters back through equations that are pointwise or move entries.
 
-    Nodes are pointwise or move entries; new letters come from `alphabet`. Returns the letters of
-    all values; None where an axis can't be followed, or goes two ways.
+    Returns the letters of all values; None where an axis can't be followed, or goes two ways.
     """
     letters = dict(known)
     for node in reversed(nodes):
@@ -196,10 +195,9 @@ def letters_of_product(node: Node, side: int, operand: str, alphabet: Alphabet) 
 def softmax_of(
     equations: Equations, nodes: Sequence[Node], result: Value | None
 ) -> tuple[Value, statistics.Statistic] | None:
-    """Finds the softmax that a value is, or any softmax among equations.
+    """Finds the softmax that a value is among the equations behind it, or any softmax.
 
-    `equations` are the program's, `nodes` those looked at. Returns what the softmax is taken of,
-    and the statistic of it that the value is.
+    Returns what the softmax is taken of, and the statistic of it that the value is.
     """
     starts = {p.exp_p, p.reduce_max_p}
     candidates = [v for n in nodes if n.primitive in starts for v in n.values]
@@ -241,7 +239,9 @@ def _attention(equations: Equations, layer: Layer, side: int) -> AttentionLayer 
     probabilities, values = product.inputs[side], product.inputs[1 - side]
     if probabilities not in equations.dependent:
         return None
-    nodes = equations.behind(probabilities, _in_softmax)
+    nodes = equations.behind(
+        probabilities, lambda node: node.primitive in _REDUCTIONS or is_followed(node)
+    )
     match = softmax_of(equations, nodes, probabilities)
     if match is None:
         return None
@@ -289,10 +289,6 @@ def _attention(equations: Equations, layer: Layer, side: int) -> AttentionLayer 
         joined.kind, joined.nodes, joined.inputs, joined.outputs, joined.site, joined.base,
         joined.occurrence, axes=axes, scores=scores, score=score, values=values, terms=biases,
     )  # fmt: skip
-
-
-def _in_softmax(node: Node) -> bool:
-    return node.primitive in _REDUCTIONS or is_followed(node)
 
 
 def passes(node: Node) -> bool:

@@ -13,12 +13,10 @@ calibrated = calibrate_moments(jax.random.key(0), f, posterior, x[:100])
 logits = jaxeff.moments(f)(calibrated, x)
 ```
 
-The diagonal covariance forgets what entries share (a kernel's noise over positions, noise at the
-input, a residual stream), and variances are off by factors that depend on the network far more than
-on the input. So the function is run on samples once, and for every site that combines entries the
-ratio of the sampled variance to the rule's, given already calibrated inputs, is kept: one factor
-per channel. Klein's thesis, section 8.3, scales the variance of a whole network by one factor
-chosen by hand (its calibration factor, 0.3 and 0.4); here factors are measured.
+The function is run on samples once, and for every site that combines entries the ratio of the
+sampled variance to the rule's, given already calibrated inputs, is kept: one factor per channel.
+Klein's thesis, section 8.3, scales the variance of a whole network by one factor chosen by hand
+(its calibration factor, 0.3 and 0.4); here factors are measured.
 """
 
 import functools
@@ -63,10 +61,8 @@ class Groups:
     """How the inputs of a function are divided.
 
     Draws are split among groups of up to eight inputs, each with its own: at the same price, 256
-    inputs with 25 draws leave a smaller error than 32 with 200 that they share. For inputs that
-    share their draws share most of the draws' error, which then doesn't average out over them. The
-    network is compiled once: at arguments without variance the same program makes the values at the
-    means, from which offsets are summed.
+    inputs with 25 draws leave a smaller error than 32 with 200, for inputs that share their draws
+    share most of the draws' error, which then doesn't average out over them.
 
     Attributes:
         batched: Marks of leaves of the arguments that hold an input per place of their first axis.
@@ -165,11 +161,10 @@ def drawn(
     progress: bool | None,
     posterior: Any = None,
 ) -> Drawn:
-    """Samples the variances of values.
+    """Samples the variances of values; what is compiled, once, is kept with `f`, which was read.
 
     Keys are of all draws, `[groups, chunks, chunk]`, at least two chunks; `complete` reads all
-    inputs, `part` a group; `posterior` has draws of its own in the place of the first values. What
-    is compiled is kept with `f`, which was read.
+    inputs, `part` a group; `posterior` has draws of its own in the place of the first values.
     """
     inputs = groups.axes(complete.program.inputs, part.program.inputs) or [None] * len(
         complete.values
@@ -185,10 +180,11 @@ def drawn(
     places = tuple(i for i, v in enumerate(floats(part.program)) if v in part.wanted)
     form = {"draws": (keys.shape, places)}
     add = core.kept_reading(f, start, form, compiled) if posterior is None else compiled()[0]
-    by_group: list[tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]] = []
+    by_group: list[list[np.ndarray]] = []
     chunks, chunk = keys.shape[1:]
     calls = max(1, _CALLS // (2 * groups.count))
     stops = np.linspace(0, chunks, 2 * calls + 1).astype(int).tolist()
+    count, middle = chunks * chunk, stops[calls] * chunk
     with core.progress_bar(progress, "draw", keys.size, 0) as advance:
         for group in range(groups.count):
             values = _values_of_group(complete, inputs, group, groups)
@@ -196,39 +192,24 @@ def drawn(
             for number, (first, last) in enumerate(itertools.pairwise(map(np.int32, stops))):
                 sums = jax.block_until_ready(add(sums, values, keys[group], first, last))
                 if number == calls - 1:
-                    half = [(np.array(sums.first[i]), np.array(sums.second[i])) for i in results]
+                    early = [(np.array(sums.first[i]), np.array(sums.second[i])) for i in results]
                 advance(int(last - first) * chunk, "")
             totals = [(np.asarray(a), np.asarray(b)) for a, b in zip(*sums[1:], strict=True)]
-            logs = [_log_variance(*total, chunks * chunk) for total in totals]
-            middle = stops[calls] * chunk
-            of_results = [totals[i] for i in results]
-            by_group.append(
-                (logs, _log_variances_of_halves(half, middle, of_results, chunks * chunk))
-            )
+            # What isn't in the first half of the draws is in the second one.
+            late = [(totals[i][0] - a, totals[i][1] - b)
+                    for i, (a, b) in zip(results, early, strict=True)]  # fmt: skip
+            by_group.append([
+                *(_log_variance(*total, count) for total in totals),
+                *(_log_variance(*half, middle) for half in early),
+                *(_log_variance(*half, count - middle) for half in late),
+            ])  # fmt: skip
     axes = groups.axes(complete.wanted, part.wanted) or [None] * len(complete.wanted)
-    logs = [joined([g[0][i] for g in by_group], axis) for i, axis in enumerate(axes)]
-    both = [
-        [joined([g[1][n][side] for g in by_group], axes[i]) for side in range(2)]
-        for n, i in enumerate(results)
-    ]
-    return Drawn(logs, [(first, second) for first, second in both])
-
-
-def _log_variances_of_halves(
-    early: Sequence[tuple[np.ndarray, np.ndarray]],
-    middle: int,
-    totals: Sequence[tuple[np.ndarray, np.ndarray]],
-    count: int,
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Computes the variances of the first `middle` draws and of the others, from sums of each."""
-    return [
-        (
-            _log_variance(*sums, middle),
-            # What isn't in the first half is in the second one.
-            _log_variance(total[0] - sums[0], total[1] - sums[1], count - middle),
-        )
-        for sums, total in zip(early, totals, strict=True)
-    ]
+    along = [*axes, *(axes[i] for i in (*results, *results))]
+    parts = zip(zip(*by_group, strict=True), along, strict=True)
+    logs = [joined(of_groups, axis) for of_groups, axis in parts]
+    halves = logs[len(axes) :]
+    pairs = zip(halves[: len(results)], halves[len(results) :], strict=True)
+    return Drawn(logs[: len(axes)], list(pairs))
 
 
 def _values_of_group(
@@ -288,11 +269,6 @@ def calibrate_moments(
 ) -> calibrated.Calibrated:
     """Measures what the variances of `moments(f)` have to be multiplied by, per site and channel.
 
-    Such factors are averages over inputs, and on other inputs what is left is how much the ratio
-    varies between them. So a second form is measured as well: a regression of the ratio of a result
-    on the mean and variance that the diagonal pass gives it (`VarianceTable`). It is taken where it
-    is better on inputs that it wasn't fitted to (`form="best"`).
-
     Sharp edges
     - Factors were measured on a batch; inputs of another kind may have others. `repr` states the
       median error on inputs that they weren't measured on, and that number's standard error.
@@ -324,10 +300,10 @@ def calibrate_moments(
             before factors of sites are measured: a product takes a third less, draws of the
             returned posterior have it too, and where weights' variances tell something, a little of
             it is lost. Its `Gaussian` then has one variance, of shape ().
-        form: "static": a factor per site and channel. "inputs": a factor per result that depends
-            on its propagated mean and variance. "best": the second where it errs surely less on
-            inputs that it wasn't measured on, else the first; the first where there are fewer than
-            8 inputs or more than 64 channels. Static with the linear method.
+        form: "static": a factor per site and channel. "inputs": a regression of each result's ratio
+            on the mean and variance that the diagonal pass gives it. "best": the second where it
+            errs surely less on inputs that it wasn't measured on, else the first; the first where
+            there are fewer than 8 inputs or more than 64 channels. Static with the linear method.
         progress: Whether to show a bar of draws; see `jaxeff.core`.
         **kwargs: Further arguments.
 
@@ -370,7 +346,12 @@ def calibrate_moments(
 
     measure = _measure(propagation, linear, f, complete, noise)
     # Before any draw: what has no rule is refused in seconds, not after minutes.
-    like = Drawn(*jax.tree.map(_like, ([*wanted], [(v, v) for v in ends])))
+    like = Drawn(
+        *jax.tree.map(
+            lambda v: jax.ShapeDtypeStruct(v.aval.shape, jnp.float32),
+            ([*wanted], [(v, v) for v in ends]),
+        )
+    )
     members = np.zeros(1, int) if linear else groups.members
     # A half of fewer than 4 draws has hardly a variance to judge by.
     judged = members if keys[0].size >= _FEWEST_JUDGED else np.zeros_like(members)
@@ -401,8 +382,8 @@ def _measure(
 ) -> Callable[..., calibrated.FactorPass]:
     """Makes the pass that compares propagated variances with sampled ones.
 
-    `linear` if factors are of the linear method's results alone; `complete` is the program that
-    reads all inputs; `noise` is the variance of the logarithm of a factor over all draws.
+    `linear` if factors are of the linear method's results alone; `noise` is the variance of the
+    logarithm of a factor over all draws.
     """
     program, _, wanted, prepared = complete
     ends = [v for v in wanted if v in program.outputs]
@@ -431,7 +412,7 @@ def _measure(
                     keep(i, atom, Gaussian(ours.mean, ours.var * factor**scale))
             return factors
 
-        uncorrected = once_for_equal(prepared, functools.partial(propagation.layer, {}))
+        uncorrected = once_for_equal(prepared, propagation.layer)
 
         def rule(layer: Layer, layer_key: Any, *operands: Any) -> Any:
             outputs = uncorrected(layer, layer_key, *operands)
@@ -457,8 +438,8 @@ def _measure(
 def _with_pooled_variances(posterior: Any, program: Program) -> Any:
     """Gives weights of products one variance for each array, where theirs hardly differ.
 
-    Such a product takes two products for its moments instead of three. What is lost of a sum of n
-    terms is a share of `_ALIKE` over the root of n, most of which factors make up for.
+    What is lost of a sum of n terms is a share of `_ALIKE` over the root of n, most of which
+    factors make up for.
     """
     leaves, structure = jax.tree.flatten(posterior, is_leaf=is_gaussian)
     read_otherwise = {v for layer in program.layers if layer.kind not in _PRODUCTS
@@ -499,10 +480,6 @@ def _keys(key: PRNGKeyArray, samples: int | None, chunk: int, groups: Groups) ->
     # Two chunks at least, one for either half of the draws.
     chunk = min(chunk, -(-samples // 2))
     return jax.random.split(key, (groups.count, -(-samples // chunk), chunk))
-
-
-def _like(value: Value) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(value.aval.shape, jnp.float32)
 
 
 def _in_groups(

@@ -95,8 +95,7 @@ class Calibrated:
 def factor_of(factors: Mapping[str, Array], site: str, result: Any) -> Array:
     """Returns the factors of a site's result, for its channels.
 
-    Where it has another number of them than it was measured with (positions of a sequence of
-    another length), they have their geometric mean in common.
+    Their geometric mean, where it has another number of channels than it was measured with.
     """
     factor = factors[site]
     if jnp.ndim(factor) and jnp.shape(factor) != jnp.shape(result)[-1:]:
@@ -124,23 +123,19 @@ def are_of_sites(factors: Mapping[str, Array]) -> bool:
     return any(not name.startswith(RESULT) for name in factors)
 
 
-def scaled(layer: Layer, factors: Mapping[str, Array], outputs: Sequence[Any]) -> Sequence[Any]:
-    """Multiplies the variance of a layer's result by its factor, if it has one."""
-    if layer.site not in factors or not is_scaled(layer, outputs[0]):
-        return outputs
-    factor = factor_of(factors, layer.site, outputs[0])
-    return [_values.Gaussian(outputs[0].mean, outputs[0].var * factor), *outputs[1:]]
-
-
 def with_factors(rule: Callable[..., Any], factors: Mapping[str, Array]) -> Callable[..., Any]:
     """Makes a rule whose results have the factors of their sites."""
     if not factors:
         return rule
 
-    def of_layer(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        return scaled(layer, factors, rule(layer, key, *values))
+    def scaled(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        outputs: Sequence[Any] = rule(layer, key, *values)
+        if layer.site not in factors or not is_scaled(layer, outputs[0]):
+            return outputs
+        factor = factor_of(factors, layer.site, outputs[0])
+        return [_values.Gaussian(outputs[0].mean, outputs[0].var * factor), *outputs[1:]]
 
-    return of_layer
+    return scaled
 
 
 def is_result(value: Any) -> bool:
@@ -367,13 +362,10 @@ def choose(form: str, groups: np.ndarray, measure: Callable[..., FactorPass]) ->
 
     `groups` says for each input the number of those it shares its draws with. `measure(rows,
     scale)` gives factors from the inputs whose row is 1, and the results with factors to the power
-    of `scale`.
-
-    Inputs that factors weren't measured on tell which form suits a network. Static factors are
-    measured without a quarter of the inputs and judged on it, in turn; a regression is judged at
-    every group of inputs by what it says without that group. The regression takes the place of
-    static factors only where it errs less by more than twice the standard error of the difference,
-    over groups of inputs with draws of their own.
+    of `scale`. Static factors are measured without a quarter of the inputs and judged on it, in
+    turn; a regression is judged at every group of inputs by what it says without that group. It
+    takes their place only where it errs less by more than twice the standard error of the
+    difference, over groups of inputs with draws of their own.
     """
     rows = np.ones(len(groups), np.float32)
     folds = groups.max() + 1 >= _FOLDS

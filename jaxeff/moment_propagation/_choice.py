@@ -1,20 +1,18 @@
 """Which method `moments(f)` takes: the diagonal pass where it is right, the linear one elsewhere.
 
-The diagonal pass takes the operands of every layer as independent, entry by entry. Where lineage
-proves that they are (`dependence.fuse_dependent` finds no place that combines dependent entries and
-isn't integrated as a whole), it is right. Elsewhere the linear method is, to first order, at the
-price of a pass backward for each result of an example: it is taken up to `LINEAR_RESULTS` of them.
-Beyond, the diagonal pass is taken all the same, with a `MomentsWarning` if what entries share adds
-up somewhere (`dependence`).
+Where lineage proves that the operands of every layer are independent (`dependence.fuse_dependent`
+finds no place that combines dependent entries and isn't integrated as a whole), the diagonal pass
+is right. Elsewhere the linear method is, to first order, at the price of a pass backward for each
+result of an example: it is taken up to `LINEAR_RESULTS` of them. Beyond, the diagonal pass is taken
+all the same, with a `MomentsWarning` if what entries share adds up somewhere.
 
 Sharp edges
 - The linear method follows slopes. A function that has none where random values reach it (rounding
   of values, a mask made of a random comparison) or a loop of unknown length has the diagonal pass.
 - What the user gives for layers (`rules`, `form="raw"`) is the diagonal pass's.
 - The choice depends on the program and on shapes, never on values: it is the same under `jit`.
-- Whether what is shared matters depends on values: a vision transformer has .97 of the true
-  variance before training and .15 after it. Where they are at hand, outside of `jit`, results are
-  compared with `DRAWS` draws before the warning is given; under `jit` it is of the program alone.
+- Whether what is shared matters depends on values: where they are at hand, outside of `jit`,
+  results are compared with `DRAWS` draws before the warning is given.
 """
 
 import math

@@ -43,20 +43,19 @@ from jaxeff.program.ir import Contraction, Node, Value, run_nodes
 from jaxeff.program.reading import UNNAMED
 
 
-def with_bias_vectors(program: Program) -> None:
-    """Lets linear layers read the vectors that their biases are broadcast from, in place."""
-    _absorb(program, {})
+def with_bias_vectors(program: Program, outside: Mapping[Value, Layer] = {}) -> list[Value]:
+    """Lets linear layers read the vectors that their biases are broadcast from, in place.
 
-
-def _absorb(program: Program, outside: Mapping[Value, Layer]) -> list[Value]:
-    """Absorbs bias vectors; returns those that have to come from outside the program."""
+    `outside` has the layers around the program that prepare operands. Returns the vectors that have
+    to come from there.
+    """
     prepared = {v: layer for layer in program.layers if not layer.site for v in layer.outputs}
     known = {v for layer in program.layers for v in layer.outputs} | set(program.inputs)
     needed: list[Value] = []
     absorbed: set[Layer] = set()
     for layer in program.layers:
         for inside in layer.programs:
-            vectors = _absorb(inside, {**outside, **prepared} if layer.mark else {})
+            vectors = with_bias_vectors(inside, {**outside, **prepared} if layer.mark else {})
             if layer.mark:  # its inside shares its values
                 layer.inputs = tuple(dict.fromkeys([*layer.inputs, *vectors]))
                 inside.inputs = layer.inputs
@@ -147,7 +146,11 @@ def _linear(layer: Layer, values: Sequence[Any]) -> list[Any] | None:
     if form is None:
         return None
     operand_of = dict(zip(layer.inputs, values, strict=True))
-    operands = [_forget(operand_of[v]) for v in form.operands]
+    # What a random array was computed from is dropped; its form is kept.
+    operands = [
+        to_variance(x) if isinstance(x, Gaussian) else x
+        for x in (operand_of[v] for v in form.operands)
+    ]
     x, w, *bias = operands
     # Random through its bias alone: an addition, which needs no operator.
     if not (is_random(x) or is_random(w)):
@@ -173,11 +176,6 @@ def _linear(layer: Layer, values: Sequence[Any]) -> list[Any] | None:
         "bias": _kind(bias[0]) if bias else "none",
     }
     return [composite(form.operator, rule, *arrays, **attributes, **form.attributes)]
-
-
-def _forget(value: Any) -> Any:
-    """Drops what a random array was computed from; its form is kept."""
-    return to_variance(value) if isinstance(value, Gaussian) else value
 
 
 def _kind(value: Any) -> str:
@@ -408,27 +406,17 @@ def _pointwise(
         return run_nodes(rest, [*read, *fixed], everything, layer.outputs)[number]
 
     gaussians = [moments[v] for v in views]
-    covariances = _covariances(views, gaussians, overlaps)
+    covariances = [[g.var for _ in views] for g in gaussians]
+    for (a, one), (b, other) in itertools.combinations(enumerate(views), 2):
+        # Two views hold either the same entry at a place, with its variance as covariance, or
+        # independent ones.
+        overlap = overlaps[one, other]
+        covariances[a][b] = jnp.where(overlap, gaussians[a].var, 0)
+        covariances[b][a] = jnp.where(overlap, gaussians[b].var, 0)
     return [
         _quadratic(lambda *u, n=n: result(n, *u), gaussians, covariances)
         for n in range(len(layer.outputs))
     ]
-
-
-def _covariances(
-    views: Sequence[Value], gaussians: Sequence[Gaussian], overlaps: Mapping[Any, np.ndarray]
-) -> list[list[Array]]:
-    count = range(len(views))
-
-    def covariance(a: int, b: int) -> Array:
-        if a == b:
-            return gaussians[a].var
-        # Two views hold either the same entry at a place, with its variance as covariance, or
-        # independent ones.
-        overlap = overlaps[views[min(a, b)], views[max(a, b)]]
-        return jnp.where(overlap, gaussians[a].var, 0)
-
-    return [[covariance(a, b) for b in count] for a in count]
 
 
 def _quadratic(

@@ -1,7 +1,4 @@
-"""The pass of `moments` over a program: how it is read, which rule each layer takes, its results.
-
-Any leaf of the arguments may be random.
-"""
+"""The pass of `moments` over a program: how it is read, which rule each layer takes."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -70,21 +67,21 @@ def read(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) 
         (args, kwargs),
         is_leaf=_values.is_gaussian,
     )
-    program = _opened(f, means, named)
+    program = trace_live(f, *means, **named)
+    check_open(program, "moments")
+    check_certain(jax.tree.unflatten(program.out_tree, range(program.out_tree.num_leaves)))
+    _open_unchanged(program)
+    with_bias_vectors(program)
     positions = range(program.in_tree.num_leaves)
     arrays = jax.tree.unflatten(program.in_tree, positions)[1]
     leaves = jax.tree.leaves((args, {k: kwargs[k] for k in arrays}), is_leaf=_values.is_gaussian)
     values = [_values.Pooled.of(v) if _values.is_gaussian(v) else v for v in leaves]
-    _check_read_outs(program, values)
-    return RandomProgram(program, values, factors)
-
-
-def _check_read_outs(program: Program, values: Sequence[Any]) -> None:
-    """Refuses functions that read out random values; loops are looked at by themselves."""
     depending = reached(program, values)
     for layer in program.layers:
+        # Loops are looked at by themselves.
         if not depending.isdisjoint(layer.inputs):
             _check_read_out(layer)
+    return RandomProgram(program, values, factors)
 
 
 def reached(program: Program, values: Sequence[Any]) -> set[Value]:
@@ -103,16 +100,6 @@ def _check_read_out(layer: Layer) -> None:
             f"take {transform}(moments(f), spec), which reads out the means, or what read-outs "
             "add as noise: moments(f, noise=read_out(f, params, x, spec))."
         )
-
-
-def _opened(f: Callable[..., Any], means: Sequence[Any], named: Mapping[str, Any]) -> Program:
-    """Reads a function at arrays."""
-    program = trace_live(f, *means, **named)
-    check_open(program, "moments")
-    check_certain(jax.tree.unflatten(program.out_tree, range(program.out_tree.num_leaves)))
-    _open_unchanged(program)
-    with_bias_vectors(program)
-    return program
 
 
 def _open_unchanged(program: Program) -> None:
@@ -144,19 +131,13 @@ def _check(tree: Any) -> None:
     for path, leaf in leaves:
         if _values.is_gaussian(leaf):
             check_certain(leaf.mean)
+            position = jax.tree_util.keystr(path[1:2], simple=True)
             name = jax.tree_util.keystr(path[2:], simple=True, separator="/")
-            _values.check_gaussian(leaf, f"moments: argument {_position(path)}{name and ' '}{name}")
-
-
-def _position(path: Any) -> str:
-    return jax.tree_util.keystr(path[1:2], simple=True)
+            _values.check_gaussian(leaf, f"moments: argument {position}{name and ' '}{name}")
 
 
 _REGIONS = {"elementwise", "normalization", "reduction"}
-
-
-_DISCRETE = "computes with a discrete function of a random value"
-
+_UNROUNDED = "rounding to values that aren't evenly spaced is taken to add no variance, a grid"
 
 IN_SHORT: Mapping[Any, Any] = {
     attention_moments: functools.partial(attention_moments, short=True),
@@ -200,7 +181,7 @@ class Propagation:
         prepared, values, factors = of
         short = _calibrated.are_of_sites(factors)
         propagation = replace(self, rules={**IN_SHORT, **self.rules}) if short else self
-        rule: Callable[..., Sequence[Any]] = functools.partial(propagation.layer, {})
+        rule: Callable[..., Sequence[Any]] = propagation.layer
         if self.once:
             rule = once_for_equal(prepared, rule)
         # Factors come after the rule and before the next layer, as they were measured; equal layers
@@ -232,12 +213,6 @@ class Propagation:
         program = fuse_attention(program, random, self.rules)
         return dependence.fuse_dependent(program, random, self.note)
 
-    def layer(
-        self, factors: Mapping[str, Any], layer: Layer, key: Any, *values: Any
-    ) -> Sequence[Any]:
-        """Computes the moments of one layer: the rule that `evaluate` calls."""
-        return _calibrated.scaled(layer, factors, self._moments(layer, key, values))
-
     def _quantize(self, layer: Layer, values: Sequence[Any]) -> list[Any]:
         """Quantizes a random value; for derivatives rounding has slope one.
 
@@ -256,12 +231,14 @@ class Propagation:
             # A layer that reads out light rounds downwards what it adds noise of its own to.
             if not layer.outputs[0].is_data or any(n.primitive is p.round_p for n in layer.nodes):
                 inputs = [v for v, x in zip(layer.inputs, values, strict=True) if x is random[0]]
-                self.note(dependence.Assumption.unrounded(layer, inputs))
+                eqn = layer.nodes[-1].eqn
+                self.note(dependence.Assumption.at(layer, eqn, _UNROUNDED, inputs, adds_up=True))
             return [_values.Gaussian(mean, var)]
         mean += jax.lax.stop_gradient(rounded.mean - mean)
         return [_values.Gaussian(mean, var + jax.lax.stop_gradient(rounded.var - var))]
 
-    def _moments(self, layer: Layer, key: Any, values: Sequence[Any]) -> Sequence[Any]:
+    def layer(self, layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        """Computes the moments of one layer: the rule that `evaluate` calls."""
         random = any(_values.is_random(v) for v in values)
         if not layer.nodes or not (random or any(isinstance(v, _values.AtMean) for v in values)):
             return plain_rule(layer, key, *values)
@@ -270,15 +247,14 @@ class Propagation:
         if not random:
             return _discrete(layer, values)
         if any(isinstance(v, _values.AtMean) for v in values):
-            raise _values.no_rule(layer.nodes[-1], layer.site, _DISCRETE)
+            raise _values.no_rule(layer.nodes[-1], layer.site, _values.OF_DISCRETE)
         _check_read_out(layer)
         if layer.kind == "quantize":
             return self._quantize(layer, values)
         # A layer that another transform has acted on holds a program of its own. Factors belong to
         # sites outside of it, so it is evaluated without any.
         if layer.mark and layer.programs:
-            rule = functools.partial(self.layer, {})
-            return evaluate(layer.programs[0], rule, key, values, promote, self.prepare)
+            return evaluate(layer.programs[0], self.layer, key, values, promote, self.prepare)
         if isinstance(layer, AttentionLayer):
             of_attention: Any = self.rules.get(attention_moments, attention_moments)
             return of_attention(layer, values)
@@ -309,25 +285,19 @@ def _result(value: Any) -> Any:
     if _values.is_random(value):
         return _values.to_variance(value)
     value = _values.at_mean(value)
-    if jnp.issubdtype(jnp.result_type(value), jnp.floating):
-        value = jnp.asarray(value)
-        return _values.Gaussian(value, jnp.zeros_like(value))
-    return value
+    floating = jnp.issubdtype(jnp.result_type(value), jnp.floating)
+    return _values.as_random(jnp.asarray(value)) if floating else value
 
 
 def promote(value: Any, like: Any) -> Any:
     """Brings a value to the structure of another, so that loops and branches keep one type."""
     if isinstance(like, _values.RawMoments):
-        return _values.to_raw(_random(value))
+        return _values.to_raw(_values.as_random(value))
     if isinstance(like, _values.Gaussian):
-        return _values.to_variance(_random(value))
+        return _values.to_variance(_values.as_random(value))
     if isinstance(like, _values.AtMean) and not isinstance(value, _values.AtMean):
         return _values.AtMean(value)
     return value
-
-
-def _random(value: Any) -> Any:
-    return value if _values.is_random(value) else _values.Gaussian(value, jnp.zeros_like(value))
 
 
 def _discrete(layer: Layer, values: Sequence[Any]) -> list[Any]:
@@ -335,7 +305,7 @@ def _discrete(layer: Layer, values: Sequence[Any]) -> list[Any]:
     outputs = layer.fn(*(_values.at_mean(v) for v in values))
     for output in outputs:
         if jnp.issubdtype(jnp.result_type(output), jnp.inexact):
-            raise _values.no_rule(layer.nodes[-1], layer.site, _DISCRETE)
+            raise _values.no_rule(layer.nodes[-1], layer.site, _values.OF_DISCRETE)
     return [_values.AtMean(v) for v in outputs]
 
 

@@ -4,19 +4,12 @@
 import jax
 
 import jaxeff
+from jaxeff.moment_propagation import sampled
 from jaxeff.nn import small_classifier
 
 f, params, (x, y) = small_classifier()
 posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
 logits = jaxeff.moments(f)(posterior, x)            # a Gaussian: logits.mean, logits.var
-```
-
-`sampled(f)` is the local reparametrization trick, draws of results in place of weights.
-
-```python
-from jaxeff.moment_propagation import sampled
-
-posterior = jax.tree.map(lambda w: jaxeff.Gaussian(w, 0.01 * w**2), params)
 logits = sampled(f)(jax.random.key(0), posterior, x)
 ```
 """
@@ -37,7 +30,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxeff import core
 from jaxeff.moment_propagation import _moment_pass as moment_pass
 from jaxeff.moment_propagation import _values
-from jaxeff.moment_propagation._calibrated import are_of_sites, uncalibrated
+from jaxeff.moment_propagation._calibrated import are_of_sites, uncalibrated, with_factors
 from jaxeff.moment_propagation._choice import DRAWS, METHODS, MethodChoice, choose, misleads
 from jaxeff.moment_propagation._moment_pass import Propagation, RandomProgram
 from jaxeff.moment_propagation.dependence import Assumption, Assumptions, Ratio
@@ -68,6 +61,9 @@ def with_noise(
     kwargs: Mapping[str, Any],
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Gives a function its noise as a last argument; returns it with arguments, noise included.
+
+    Moments of a noisy network are those of a function with noise as a random argument: a model
+    whose draws have known means and variances is a value and independent random arrays.
 
     Raises:
         SpecError: A pattern of the spec matches or decides no site, or two are equally specific.
@@ -135,11 +131,6 @@ _FORMS = ("variance", "raw")
 class MomentFunction(Protocol):
     """A function of random arrays, as `moments` makes it.
 
-    Moments of a noisy network are those of a function with noise as a random argument. A noise
-    model whose draws have known means and variances (`jaxeff.noise.MomentNoise`) is a value and
-    independent random arrays. Made arguments of the function, they are random values like any
-    others.
-
     Attributes:
         explain: Says at the arguments of a call which method it takes, and why.
         deployed: The function that `deploy` compiles in its place: "auto" is the diagonal pass.
@@ -168,19 +159,8 @@ def moments(
 ) -> MomentFunction:
     """Turns a function of arrays into one of random arrays.
 
-    Any leaf of the arguments may be a `Gaussian`: parameters, inputs, both, some of them. There are
-    three methods:
-
-    - "diagonal" propagates means and variances from layer to layer by the rules of this package,
-      and takes entries as independent (moment matching; Klein's thesis, chapter 8);
-    - "linear" follows every random entry to every result, exact to first order for any function;
-    - "calibrated" is the diagonal pass with factors that were measured once (`calibrate_moments`).
-
-    `moments(f)` alone takes the diagonal pass where lineage proves that entries are independent,
-    the linear method where they aren't and results are few, the diagonal pass with a warning
-    elsewhere (`_choice`); `moments(f).explain(posterior, x)` says which, and why. A calibrated
-    posterior has its own method. `experiments.beyond.moment_variances` holds them against Monte
-    Carlo.
+    Any leaf of the arguments may be a `Gaussian`: parameters, inputs, both, some of them.
+    `experiments.beyond.moment_variances` holds the methods against Monte Carlo.
 
     Sharp edges
     - Diagonal covariance is an approximation: what entries share (a kernel's noise at all
@@ -195,15 +175,16 @@ def moments(
     Args:
         f: A pure function `f(params, *args)`.
         method: "diagonal" propagates moments from layer to layer, by rules, and takes entries as
-            independent. "linear" is the delta method: the mean is `f`'s result at the means, and
-            the variance the sum over random entries of their variance times the squared derivative
-            of the result. It takes any differentiable function, needs no rules, is exact to first
-            order with everything that results share, and costs a pass backward per result of an
-            example; it is for noise up to some 10 % of a weight array's spread. "calibrated" is the
-            diagonal pass with the factors of `calibrate_moments`. "auto" takes the diagonal pass
-            where no dependent entries are combined, which is then right; else the linear method
-            where an example has few results; else the diagonal pass, with a warning. For arguments
-            with factors it is the method that they were measured for.
+            independent (moment matching; Klein's thesis, chapter 8). "linear" is the delta method:
+            the mean is `f`'s result at the means, and the variance the sum over random entries of
+            their variance times the squared derivative of the result. It takes any differentiable
+            function, needs no rules, is exact to first order with everything that results share,
+            and costs a pass backward per result of an example; it is for noise up to some 10 % of a
+            weight array's spread. "calibrated" is the diagonal pass with the factors of
+            `calibrate_moments`. "auto" takes the diagonal pass where no dependent entries are
+            combined, which is then right; else the linear method where an example has few results;
+            else the diagonal pass, with a warning. For arguments with factors it is the method that
+            they were measured for.
         rules: Rules for primitives that have none, or in place of the built-in ones: from the
             primitive to `rule(node, *values)`, which gets arrays and `Gaussian`s and returns a
             list with one of either per result. `node.params` holds the primitive's parameters.
@@ -291,9 +272,7 @@ def moments(
 class _Settings:
     """What `moments` was asked for, as its arguments.
 
-    Attributes:
-        measures: Whether results may be compared with draws before a warning.
-        deployed: Whether a bundle is made of it.
+    `measures`: results may be compared with draws before a warning. `deployed`: a bundle is made.
     """
 
     method: str
@@ -486,10 +465,10 @@ def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
         for position, argument in enumerate(args):
             core.check_params(f"sampled: argument {position}", argument)
         program, values, factors = moment_pass.read(f, args, kwargs)
-        propagation = Propagation({}, "variance", lambda _: None)
+        moments_of = with_factors(Propagation({}, "variance", lambda _: None).layer, factors)
 
         def rule(layer: Layer, at: Any, *inputs: Any) -> Sequence[Any]:
-            outputs = propagation.layer(factors, layer, None, *inputs)
+            outputs = moments_of(layer, None, *inputs)
             if not layer.site:  # prepares a parameter, which is drawn where it is used
                 return outputs
             return [_drawn(at, i, value) for i, value in enumerate(outputs)]
@@ -515,12 +494,9 @@ Sampled = dict[Value, _values.Gaussian]
 
 
 class DrawSums(NamedTuple):
-    """Sums over draws, one array per sampled value.
+    """Sums over draws, one array per sampled value: of offsets from `centre`, and of their squares.
 
-    Attributes:
-        centre: Values at the means of all arguments.
-        first: Sums of offsets from them.
-        second: Sums of the squares of those offsets.
+    `centre` holds the values at the means of all arguments.
     """
 
     centre: list[Array]
@@ -532,13 +508,12 @@ class DrawSums(NamedTuple):
 class Sampling:
     """Sums over draws of a program's random values, which further calls add draws to.
 
-    Rules are compared with sampled moments, by Monte Carlo over the layers: the function is run on
-    samples of its random arguments, and the mean and variance of every value in it are accumulated.
-    They show where a variance is off, and by how much (`assumptions`), and by which factor to
-    correct it (`calibrate_moments`).
+    The function is run on samples of its random arguments; loops are run as they are, and what is
+    inside isn't looked at. The moments of every value show where a rule's variance is off, and by
+    how much (`assumptions`), and by which factor to correct it (`calibrate_moments`).
 
     Attributes:
-        program: A program; loops are run as they are, and what is inside isn't looked at.
+        program: A program.
         wanted: Values to sample.
         chunk: Number of draws that run side by side.
     """
@@ -660,16 +635,15 @@ def sampled_moments(
 ) -> Sampled:
     """Samples the moments of random floating-point values of a program.
 
-    Loops are run as they are, and what is inside isn't looked at. Of the inputs' values a
-    `Gaussian` is sampled, at least twice, rounded up to a multiple of `chunk`, which are run at
-    once: memory is this many times that of the function. Of `wanted`, what isn't random or no
-    floats is left out. What is compiled is kept with the function that was read at these arguments.
-    Returns the mean and the unbiased variance by value, arrays of the value's shape.
+    A `Gaussian` is sampled at least `samples` times, rounded up to a multiple of `chunk`, which are
+    run at once: memory is this many times that of the function. Of `wanted`, what isn't random or
+    no floats is left out. What is compiled is kept with the function that was read at these
+    arguments. Returns the mean and the unbiased variance by value, arrays of the value's shape.
     """
     program, values, _ = read
     random = [v for v in random_values(program, values) if v in wanted]
     sampling = Sampling(program, random, chunk)
-    keys = draw_keys(key, samples, chunk)
+    keys = jax.random.split(key, (-(-samples // chunk), chunk))
     places = tuple(i for i, v in enumerate(floats(program)) if v in random)
     add = core.kept_reading(
         f, args, {"draws": (keys.shape, places)}, lambda: (sampling.compiled(values, keys), ())
@@ -679,21 +653,13 @@ def sampled_moments(
     return sampling.moments(sums, keys.size)
 
 
-def draw_keys(key: PRNGKeyArray, samples: int, chunk: int) -> PRNGKeyArray:
-    """Splits a key into one per draw, `[chunks, chunk]`, at least `samples` of them."""
-    return jax.random.split(key, (-(-samples // chunk), chunk))
-
-
 def _everything(program: Program, values: Sequence[Any]) -> dict[Value, Any]:
     """Evaluates a program as it is and returns every value."""
     env: dict[Any, Any] = dict(program.constants)
     env.update(zip(program.inputs, values, strict=True))
     for layer in program.layers:
-        env.update(
-            zip(
-                layer.outputs, plain_rule(layer, None, *(env[v] for v in layer.inputs)), strict=True
-            )
-        )
+        outputs = plain_rule(layer, None, *(env[v] for v in layer.inputs))
+        env.update(zip(layer.outputs, outputs, strict=True))
     return env
 
 

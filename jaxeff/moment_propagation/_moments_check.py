@@ -96,11 +96,10 @@ def measure_assumptions(
     rules: Mapping[Any, Rule] | None = None,
     **kwargs: Any,
 ) -> Assumptions:
-    """Lists these places with how far the variance of each is off.
+    """Lists the places of `assumptions` with how far the variance of each is off.
 
-    The second form runs the function on samples and compares the rule of each place with them. The
-    rule gets the sampled moments of its inputs, so that errors of one place don't count for the
-    next.
+    The function is run on samples, and the rule of each place compared with them. It gets the
+    sampled moments of its inputs, so that errors of one place don't count for the next.
 
     Args:
         key: Random key of the samples.
@@ -178,7 +177,7 @@ def site_ratios(
             continue  # made from constants alone, or discrete
 
         def rule(true: Gaussian, *inputs: Any, layer: Layer = layer) -> Any:
-            outputs = propagation.layer({}, layer, None, *inputs)
+            outputs = propagation.layer(layer, None, *inputs)
             return ratios(to_variance(outputs[0]), true) if is_random(outputs[0]) else None
 
         # Equal layers, such as those of blocks, have one program.
@@ -247,8 +246,6 @@ class MomentsCheck:
       network whose norms were folded may have more, a ResNet-18 ten times that. Where there are
       sites to draw samples for, it must agree with these samples to be the reference; 200 of them
       tell an error of 26 % or more. Give `draws` to be sure.
-    - The table of sites (`sites=True`) compiles the rules of all places where independence is
-      assumed: seconds for a small convolutional network, more for a deep transformer.
     - What is compiled is kept as long as `f` lives, so that a second call is fast; as under
       `jax.jit`, what `f` reads of global names counts as it was at first.
     - What a layer loses by itself may cancel further on: the table of sites says where to look, the
@@ -360,8 +357,7 @@ class MomentsCheck:
         """The table's words without its rows, as `summary` and `deploy` take it (`verdict=`)."""
         if self.ratio is None:
             return self._words()
-        spread = f"{self.ratio.median:.2f} ({self.ratio.low:.2f} to {self.ratio.high:.2f})"
-        return f"variances, divided by the true ones: {spread}\n{self._words()}"
+        return f"variances, divided by the true ones: {self.ratio}\n{self._words()}"
 
     def _words(self) -> str:
         source = 'method="linear"' if self.reference == "linear" else f"{self.draws} draws of f"
@@ -432,8 +428,9 @@ def moments_check(
             sqrt(2 / draws), 10 % for 200. None compares with `moments(f, method="linear")` where
             that isn't what `moments(f)` takes, noise is at most 10 % of the spread of its arrays
             and draws don't contradict it, and with 200 draws elsewhere.
-        sites: Whether to measure how far each place is off by itself. A transformer of eight small
-            blocks then takes half as long again.
+        sites: Whether to measure how far each place is off by itself: their rules are compiled,
+            which takes seconds for a small convolutional network, and a transformer of eight small
+            blocks half as long again.
         logits: Whether `f` returns logits of classes along their last axis, so that what their
             softmax says is compared with draws as well: variances that are right by themselves
             decide wrongly where logits share noise, and wrong ones may hardly matter.
@@ -473,7 +470,7 @@ def moments_check(
 
 
 class _Reference(NamedTuple):
-    """Moments of a function's results to compare with.
+    """Moments of a function's results to compare with, None where they aren't random.
 
     Attributes:
         method: "linear" or "draws".

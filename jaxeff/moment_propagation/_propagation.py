@@ -4,22 +4,8 @@
 as independent. The layer's random inputs are independent of each other, entries and all
 (`fuse_dependent` has joined layers until they are, or noted that it is assumed). Where dependent
 entries meet inside the layer a rule would be wrong: that is an error, unless the environment allows
-to assume independence, which is then noted.
-
-Two things that operands share are known to it. Rows of a table may be looked up by indices known at
-run time, such as embeddings, and summed. A row that is looked up n times is the same random value n
-times: of a sum over k of g(w[i_k]) it is n g(w_r), with a variance of n^2 Var g(w_r). With n_k the
-number of times that the row of place k is looked up in all,
-
-    Var = sum over rows of n_r^2 Var g(w_r) = sum over k of n_k Var g(w[i_k]).
-
-And two entries of one running sum may be subtracted, such as a state's decay between two steps. For
-c_t = a_1 + ... + a_t of independent a, c_i - c_j is the sum of what lies between the two, so
-
-    Var[c_i - c_j] = |Var[c_i] - Var[c_j]|,
-
-where operands taken as independent would have the sum of the two: in exp(c_i - c_j), which weighs
-inputs in selective state spaces, that is wrong by orders of magnitude.
+to assume independence, which is then noted. Sums of rows of a table (`sum_of_rows`) and differences
+of two entries of one running sum (`difference`) are known.
 """
 
 from __future__ import annotations
@@ -54,6 +40,12 @@ def sum_of_rows(
     read: Callable[[Any], Any],
 ) -> _values.Gaussian | None:
     """Computes the moments of a sum over rows that were looked up, and then mapped one by one.
+
+    Rows of a table, such as embeddings, may be looked up by indices known at run time. A row that
+    is looked up n times is the same random value n times. With n_k the number of times that the row
+    of place k is looked up in all, the sum of g(w[i_k]) over k has
+
+        Var = sum over rows of n_r^2 Var g(w_r) = sum over k of n_k Var g(w[i_k]).
 
     `nodes` are the equations of its layer, `tables` random values whose entries are independent;
     `is_number` says whether an operand is one number everywhere, `read` returns its value. Returns
@@ -110,8 +102,14 @@ def difference(
 ) -> _values.Gaussian | None:
     """Computes the moments of a difference of two entries of one running sum.
 
-    `dependent` are equations of its layer that combine dependent entries. Returns None for anything
-    else.
+    Such as a state's decay between two steps: for c_t = a_1 + ... + a_t of independent a, c_i - c_j
+    is the sum of what lies between the two, so that
+
+        Var[c_i - c_j] = |Var[c_i] - Var[c_j]|,
+
+    where operands taken as independent would have the sum of the two: in exp(c_i - c_j), which
+    weighs inputs in selective state spaces, that is wrong by orders of magnitude. `dependent` are
+    equations of its layer that combine dependent entries. Returns None for anything else.
     """
     if node.primitive is not p.sub_p or not all(_values.is_random(v) for v in operands):
         return None
@@ -210,11 +208,6 @@ class Environment:
         )
         return env
 
-    @property
-    def site(self) -> str:
-        """The layer's name, for error messages."""
-        return self.layer.site
-
     def read(self, atom: Any) -> Any:
         """Returns the value of an equation's operand."""
         return atom.val if isinstance(atom, Literal) else self.values[atom]
@@ -235,13 +228,7 @@ class Environment:
 
 
 def propagate(nodes: Sequence[Node], env: Environment) -> None:
-    """Evaluates equations in order, writing their results into `env`.
-
-    Raises:
-        DependenceError: A primitive combines dependent entries; independence mustn't be assumed.
-        MomentsError: A primitive has no rule, or computes on from a discrete function of a random
-            value.
-    """
+    """Evaluates equations in order, writing their results into `env`."""
     for node in nodes:
         step(node, env)
 
@@ -250,7 +237,7 @@ def step(node: Node, env: Environment) -> None:
     """Evaluates one equation."""
     operands = [env.read(a) for a in node.inputs]
     if any(isinstance(o, _values.AtMean) for o in operands):
-        raise _values.no_rule(node, env.site, "computes with a discrete function of a random value")
+        raise _values.no_rule(node, env.layer.site, _values.OF_DISCRETE)
     if not any(_values.is_random(o) for o in operands):
         env.write(node.outputs, _compat.bind(node.eqn, *operands))
         # An epsilon or a floor may have been computed: statistics and kinks need it as a number.
@@ -270,7 +257,8 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
         means = [o.mean if _values.is_random(o) else o for o in operands]
         return [_values.AtMean(v) for v in _compat.bind(node.eqn, *means)]
     if node in env.meetings:
-        if row is not None and row.twice is not None and _is_twice(node):
+        twice = len(node.inputs) == 2 and node.inputs[0] is node.inputs[1]
+        if row is not None and row.twice is not None and twice:
             return [row.twice(operands[0])]
         between = difference(node, env.layer.nodes, env.meetings, operands)
         if between is None:
@@ -282,19 +270,15 @@ def _apply(node: Node, operands: Sequence[Any], env: Environment) -> Sequence[An
             return [between]
         if env.assume is None:
             reason = "combines values that depend on the same random input"
-            raise _values.no_rule(node, env.site, reason, _values.DependenceError)
+            raise _values.no_rule(node, env.layer.site, reason, _values.DependenceError)
         # The last resort of `region`: earlier attempts had no `assume` and failed here.
         for meeting in env.meetings[node]:
             env.assume(dependence.Assumption.of(env.layer, meeting))
     if row is None or row.moments is None:
-        raise _values.no_rule(node, env.site)
+        raise _values.no_rule(node, env.layer.site)
     try:
         return row.moments(node, *operands)
     except TypeError as error:
         if isinstance(error, _values.MomentsError):
             raise
-        raise _values.no_rule(node, env.site, f"can't be propagated here: {error}") from error
-
-
-def _is_twice(node: Node) -> bool:
-    return len(node.inputs) == 2 and node.inputs[0] is node.inputs[1]
+        raise _values.no_rule(node, env.layer.site, f"can't be propagated here: {error}") from error

@@ -55,14 +55,14 @@ from jaxeff.program.reading import Constant, reduces, symbolic
 def masked_alike(nodes: Sequence[Node], root: Value, env: Environment) -> list[Node]:
     """Finds the masks that change nothing once the entries they take away are -inf.
 
-    `nodes` are made of the tensor `root`, in order. Returns the selections, the first one that of
-    the tensor itself; none where something that isn't masked alike reaches a result or is combined
-    along an axis.
-
     A mask may leave some entries out of statistics, as `jax.nn.logsumexp(x, where=mask)` does. The
     maximum is taken of where(mask, x, -inf), the sum of where(mask, exp(x - max), 0): the second is
     the exponential of the first, less the maximum. So where everything that is made of x is masked
     alike, x is where(mask, x, -inf) from the start, and masks change nothing any more.
+
+    `nodes` are made of the tensor `root`, in order. Returns the selections, the first one that of
+    the tensor itself; none where something that isn't masked alike reaches a result or is combined
+    along an axis.
     """
     made_by = {v: n for n in env.layer.nodes for v in n.outputs}
     bare, masks = {root}, list[Node]()
@@ -106,7 +106,6 @@ def _same(one: Node, other: Node, made_by: dict[Value, Node]) -> bool:
 class Deferred:
     """The equations that wait.
 
-    Pointwise functions of one random value are integrated where their moments are first needed.
     Equation by equation `where(x > 0, x, a * x)` would choose by a decision that is random, and
     `max(softplus(x), b)` take a softplus as Gaussian. So pointwise equations that follow from one
     random value alone wait until one that isn't (a sum, a product with another random value) reads
@@ -162,12 +161,9 @@ class Deferred:
 def split_slices(layer: Layer, values: Sequence[Any]) -> tuple[Layer, list[Any]]:
     """Replaces disjoint slices of a layer's random inputs by separate inputs.
 
-    Entries of random values are independent. Returns a layer without the equations that slice, and
-    its inputs; both as given if there are none.
-
-    Disjoint slices of an array become separate inputs, each an independent value of its own. The
-    gates of a recurrent cell are slices of one product. As entries of one array they seem to be
-    mixed wherever two gates meet. As separate arrays they are independent, entry by entry.
+    The gates of a recurrent cell are slices of one product: as entries of one array they seem to be
+    mixed wherever two gates meet, as separate arrays they are independent. Returns a layer without
+    the equations that slice, and its inputs; both as given if there are none.
     """
     # LSTM gates are disjoint slices of one product: separate, they are independent.
     env = Environment(layer, {}, values=dict(zip(layer.inputs, values, strict=True)))
@@ -221,31 +217,27 @@ def region(
 
     Random inputs are taken as independent. `note` is called where dependence inside the layer has
     to be assumed away or is approximated.
-
-    Raises:
-        MomentsError: Something in it has no rule.
     """
     # First as if nothing were dependent: closed forms and statistics are exact and cheapest, and
     # refuse with an error where dependent entries meet. Then exact treatments of dependence; and
     # only if none applies, independence, which is noted.
     layer, values = split_slices(layer, values)
-    try:
-        return _noted(layer, values, rules, note)
-    except _values.DependenceError:
-        pass
+
+    def independent(part: Layer, known: Mapping[Value, Any]) -> list[Any] | None:
+        try:
+            return _integrated(part, [known[v] for v in part.inputs], rules, note)
+        except _values.DependenceError:
+            return None
+
+    results = independent(layer, dict(zip(layer.inputs, values, strict=True)))
+    if results is not None:
+        return results
     operands = {
         v: _values.to_variance(x) if _values.is_random(x) else x
         for v, x in zip(layer.inputs, values, strict=True)
     }
     random = [v for v in layer.inputs if _values.is_random(operands[v])]
     if not any(n.primitive in rules for n in layer.nodes):
-
-        def independent(part: Layer, known: dict[Value, Any]) -> list[Any] | None:
-            try:
-                return _noted(part, [known[v] for v in part.inputs], rules, note)
-            except _values.DependenceError:
-                return None
-
         # Views first: where they apply their cost is a few times that of the function, while the
         # expansion differentiates by every mixed entry.
         results = by_views(layer, random, operands, independent)
@@ -255,50 +247,42 @@ def region(
         if results is not None:
             # Exact for polynomials of degree two (Isserlis), an approximation for all else.
             if dependence.degree(layer, random) > 2:
-                note(dependence.Assumption.expanded(layer, random))
+                reason = "dependent entries are combined, to second order about their means,"
+                eqn = layer.nodes[-1].eqn
+                note(dependence.Assumption.at(layer, eqn, reason, random, adds_up=False))
             return results
-    return _noted(layer, values, rules, note, note)
+    return _integrated(layer, values, rules, note, note)
 
 
-def _noted(
+def _integrated(
     layer: Layer,
     values: Sequence[Any],
     rules: Mapping[Any, Rule],
     note: dependence.Note,
     assume: dependence.Note | None = None,
 ) -> list[Any]:
-    """Calls `_known`, and notes what it approximates only if it finds a result."""
-    approximated: list[dependence.Assumption] = []
-    known = _known(layer, values, rules, approximated, assume)
-    for one in approximated:
-        note(one)
-    return known
+    """Integrates by statistics, closed forms and quadrature, else equation by equation.
 
-
-def _known(
-    layer: Layer,
-    values: Sequence[Any],
-    rules: Mapping[Any, Rule],
-    approximated: list[dependence.Assumption],
-    assume: dependence.Note | None = None,
-) -> list[Any]:
-    """Integrates by statistics, closed forms and quadrature, else equation by equation."""
+    What is approximated is noted only if there is a result.
+    """
     env = Environment.of(layer, values, rules, assume)
-    env.approximated = approximated
     root = _root(layer, env)
     if root is None:
         _apart(layer.nodes, layer.outputs, env)
-        return [env.read(v) for v in layer.outputs]
-    # What the root doesn't reach comes first: scales and slopes are then known values, random or
-    # not, when the function of the root is read.
-    inside = _dependent(layer.nodes, root)
-    propagate([n for n in layer.nodes if n not in inside], env)
-    nodes = [n for n in layer.nodes if n in inside]
-    if any(reduces(n) for n in nodes):
-        _with_statistics(nodes, root, env)
     else:
-        _pointwise(nodes, root, layer.outputs, env)
-    return [env.read(v) for v in layer.outputs]
+        # What the root doesn't reach comes first: scales and slopes are then known values, random
+        # or not, when the function of the root is read.
+        inside = _dependent(layer.nodes, root)
+        propagate([n for n in layer.nodes if n not in inside], env)
+        nodes = [n for n in layer.nodes if n in inside]
+        if any(reduces(n) for n in nodes):
+            _with_statistics(nodes, root, env)
+        else:
+            _pointwise(nodes, root, layer.outputs, env)
+    results = [env.read(v) for v in layer.outputs]
+    for one in env.approximated:
+        note(one)
+    return results
 
 
 def _root(layer: Layer, env: Environment) -> Value | None:
@@ -338,11 +322,12 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
             gaussian = statistics.moments(symbols[atom], tensor, env.rules)
             if gaussian is not None:
                 env.values[atom] = gaussian
-                if not statistics.is_exact(symbols[atom], tensor):
-                    name = symbols[atom].name
-                    env.approximated.append(
-                        dependence.Assumption.approximated(env.layer, node, root, name)
+                reason = statistics.approximation(symbols[atom], tensor)
+                if reason is not None:
+                    of_rule = dependence.Assumption.at(
+                        env.layer, node.eqn, reason, [root], adds_up=False
                     )
+                    env.approximated.append(of_rule)
 
     for node in nodes:
         if node in masks and node.inputs[2] in symbols:
@@ -369,7 +354,7 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
         unknown = [a for a in node.values if a in symbols and a not in env.values]
         if any(a not in deferred.root_of for a in unknown):
             reason = "uses statistics of a random tensor in an unknown way"
-            raise _values.no_rule(node, env.site, reason, _values.DependenceError)
+            raise _values.no_rule(node, env.layer.site, reason, _values.DependenceError)
         deferred.take(node)
     for value in env.layer.outputs:
         settle(value, nodes[-1])
@@ -410,7 +395,8 @@ def _pointwise(
     end = outputs[0]
     while len(outputs) == 1 and nodes:
         last = nodes[-1]
-        inner = [v for v in last.values if v is root or _made_by(v, nodes[:-1])]
+        before = {v for n in nodes[:-1] for v in n.outputs}
+        inner = [v for v in last.values if v is root or v in before]
         if end not in last.outputs or len(inner) != 1:
             break
         if not _is_affine(last, inner[0], nodes, (), env):
@@ -420,10 +406,6 @@ def _pointwise(
     if nodes:
         _core(nodes, root, [end] if tail else list(outputs), env)
     propagate(tail, env)
-
-
-def _made_by(value: Value, nodes: Sequence[Node]) -> bool:
-    return any(value in n.outputs for n in nodes)
 
 
 def _is_affine(

@@ -459,11 +459,13 @@ def moments(s: Statistic, x: Any, rules: Mapping[Any, Any]) -> Gaussian | None:
     return value
 
 
-def is_exact(s: Statistic, x: Any) -> bool:
-    """Returns whether the variance of a symbol is within 5 % of the true one for any tensor."""
-    if s.name in _OF_MANY:
-        return extent(x.shape, s.axes) >= _MANY
-    return s.name != "logsumexp"
+def approximation(s: Statistic, x: Any) -> str | None:
+    """Says why the variance of a symbol may be more than 5 % off; None where it isn't."""
+    if s.name == "logsumexp":
+        return "pairs of a log-sum-exp are taken as Gaussian, a statistic"
+    if s.name in _OF_MANY and extent(x.shape, s.axes) < _MANY:
+        return f"the {s.name} of so few entries is approximated, a statistic"
+    return None
 
 
 def _arranged(value: Array, s: Statistic) -> Array:

@@ -1,64 +1,24 @@
 """Random arrays: `Gaussian`, `JointGaussian` and further ones, their errors, the normal tail.
 
-A `Gaussian` is an array whose entries are independent normal random variables.
+Every room that speaks about uncertain arrays speaks `Gaussian`: a posterior over parameters is a
+pytree of them, a moment-propagating function takes and returns them. The other forms stay inside
+the interpreter. A rule names what it consumes by the attribute it reads (`var` or `second_moment`),
+so a conversion happens only where producer and consumer disagree.
 
-Every room that speaks about uncertain arrays speaks this type: a posterior over parameters is a
-pytree of `Gaussian`, a moment-propagating function takes and returns them.
-
-Sharp edges
-- The covariance is diagonal by definition: entries are independent of one another, and two
-  `Gaussian` leaves are independent of each other.
-- The constructor validates nothing, because JAX also builds pytrees out of tracers and
-  placeholders; `check_gaussian` is the explicit check for concrete input.
-
-```python
-import jax.numpy as jnp
-
-from jaxeff.moment_propagation import Gaussian, check_gaussian, is_gaussian
-
-weights = Gaussian(jnp.zeros(3), jnp.ones(3))
-check_gaussian(weights, "weights")
-assert is_gaussian(weights) and not is_gaussian(jnp.zeros(3))
-```
-
-A `JointGaussian` holds the covariance that the entries of the last axis have:
-
-```python
-from jaxeff.moment_propagation import JointGaussian, is_joint_gaussian
-
-logits = JointGaussian(jnp.zeros(2), jnp.array([[1.0, 0.9], [0.9, 1.0]]))
-assert is_joint_gaussian(logits) and not is_joint_gaussian(logits.independent())
-```
-
-Inside the interpreter there are further representations. A `Gaussian` stores a variance and derives
-E[x^2]; `RawMoments` stores E[x^2] and derives the variance. A rule names what it consumes by the
-attribute it reads (`var` or `second_moment`), so a conversion happens only where producer and
-consumer disagree.
-
-`Activated` is a Gaussian that remembers it is a nondecreasing function of another one. A maximum
-commutes with such a function, so max pooling is taken before a ReLU instead of after it: the
-operands of Clark's rule are then Gaussian (four rectified values pooled after the fact have
-their standard deviation underestimated by up to 40 %, pooled before by 9 %), and the ReLU is
-evaluated on a quarter of the entries.
-
-Sharp edges
-- Deriving a variance from E[x^2] cancels: in float32 nothing is left of a variance below about
-  1e-7 mean^2. It is clamped at zero, never negative. jaxeff's own rules therefore return
-  variances; this form exists for consumers and operator libraries that want E[x^2].
-
-The standard normal density and tail have forms that the moment rules share, safe in float32. Every
-rectifier and every maximum of Gaussians is a function of one quantity, the expected
+Every rectifier and every maximum of Gaussians is a function of one quantity, the expected
 exceedance h(a) = E[max(z - a, 0)] = phi(a) - a Q(a) of a standard normal z. Writing the rules in
 h and the upper tail Q, at a >= 0 only, removes the cancellation of the textbook forms
 (E[x^2] - E[x]^2 of a ReLU loses every digit in float32 once the mean is a thousand standard
 deviations), so the rules work on variances directly.
 
 Sharp edges
+- The constructor of a `Gaussian` validates nothing, because JAX also builds pytrees out of tracers
+  and placeholders; `check_gaussian` is the explicit check for concrete input.
 - Standardised arguments end at 40, where the density underflows in float64 too (10 in float32).
-- A standard deviation below one unit in the last place of 1 counts as zero:
-  `inverse_std` adds its square to the variance, so results and gradients stay finite at a
-  variance of exactly zero. A rule multiplies by `var * inverse_std**2`, which is 0 there, instead
-  of trusting `std`, whose gradient is infinite.
+- A standard deviation below one unit in the last place of 1 counts as zero: `inverse_std` adds its
+  square to the variance, so results and gradients stay finite at a variance of exactly zero. A rule
+  multiplies by `var * inverse_std**2`, which is 0 there, instead of trusting `std`, whose gradient
+  is infinite.
 """
 
 import math
@@ -102,6 +62,18 @@ class RandomArray:
 @dataclass(frozen=True, eq=False)
 class Gaussian(RandomArray):
     """Independent normal variables given by their means and variances.
+
+    Entries are independent of one another, and two `Gaussian` leaves are independent of each other.
+
+    ```python
+    import jax.numpy as jnp
+
+    from jaxeff.moment_propagation import Gaussian, check_gaussian, is_gaussian
+
+    weights = Gaussian(jnp.zeros(3), jnp.ones(3))
+    check_gaussian(weights, "weights")
+    assert is_gaussian(weights) and not is_gaussian(jnp.zeros(3))
+    ```
 
     Attributes:
         mean: Means, any shape, a floating-point dtype.
@@ -300,11 +272,11 @@ def is_joint_gaussian(value: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class RawMoments(RandomArray):
-    """Independent random variables given by their first two raw moments.
+    """Independent random variables given by their first two raw moments, of the mean's shape.
 
-    Attributes:
-        mean: E[x], any shape, a floating-point dtype.
-        second_moment: E[x^2], same shape and dtype.
+    Deriving a variance from E[x^2] cancels: in float32 nothing is left of a variance below about
+    1e-7 mean^2. It is clamped at zero, never negative. jaxeff's own rules therefore return
+    variances; this form exists for consumers and operator libraries that want E[x^2].
     """
 
     mean: Float[Array, "*shape"]
@@ -320,6 +292,11 @@ class RawMoments(RandomArray):
 @dataclass(frozen=True, eq=False)
 class Activated(Gaussian):
     """The moments of a nondecreasing function of a Gaussian, and where they came from.
+
+    A maximum commutes with such a function, so max pooling is taken before a ReLU instead of after
+    it: the operands of Clark's rule are then Gaussian (four rectified values pooled after the fact
+    have their standard deviation underestimated by up to 40 %, pooled before by 9 %), and the ReLU
+    is evaluated on a quarter of the entries.
 
     Attributes:
         before: The Gaussian it is a function of, of the same shape.
@@ -368,6 +345,11 @@ def to_variance(x: Random) -> Gaussian:
     return x if type(x) is Gaussian else Gaussian(x.mean, x.var)
 
 
+def as_random(x: Any) -> Random:
+    """Returns a random array; of a certain one, that of variance zero."""
+    return x if is_random(x) else Gaussian(x, jnp.zeros_like(x))
+
+
 def to_raw(x: Random) -> RawMoments:
     """Converts `x` to mean and second raw moment."""
     return x if isinstance(x, RawMoments) else RawMoments(x.mean, x.second_moment)
@@ -378,6 +360,7 @@ _WAY_OUT = (
     "as moments(f, rules={primitive: rule}), or take method='linear', which needs no rules."
 )
 
+OF_DISCRETE = "computes with a discrete function of a random value"
 _COMPLEX = "has a complex result, as a Fourier transform has, and moments are those of real numbers"
 
 
@@ -412,11 +395,7 @@ def no_rule(
 
 
 def check_real(node: Node, site: str) -> None:
-    """Refuses complex results of what is random.
-
-    Raises:
-        MomentsError: A result of the equation is complex.
-    """
+    """Refuses complex results of what is random."""
     # The two parts of a complex number have a covariance as well, which no rule passes on. Its mean
     # alone would be taken for a discrete function's result.
     if any(jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in node.outputs):
@@ -430,9 +409,6 @@ class AtMean:
 
     It may leave the function as a result; anything that computes with it further would treat a
     random decision as certain, which is an error.
-
-    Attributes:
-        value: The integer or boolean array.
     """
 
     value: Array
@@ -512,14 +488,9 @@ def _near_jvp(at: tuple[Array], step: tuple[Array]) -> tuple[Array, Array]:
 
 @jax.custom_jvp
 def tail(a: Float[Array, "*shape"]) -> Tail:
-    """Computes density, upper tail and expected exceedance at `0 <= a`, as `near` clips it.
+    """Computes phi(a), Q(a) and h(a) at `0 <= a`, as `near` clips it; finite, none negative.
 
-    Args:
-        a: Standardised distances, neither negative nor beyond 40, in float32 10. There all three
-            are zero (they are below 1e-22).
-
-    Returns:
-        phi(a), Q(a) = 1 - Phi(a) and h(a) = phi(a) - a Q(a), all finite and non-negative.
+    At the limit of `near` and beyond all three are zero: they are below 1e-22.
     """
     limit = _LIMIT if a.dtype == jnp.float64 else _FLOAT32_LIMIT
     density = jnp.where(a < limit, pdf(a), 0)
@@ -535,11 +506,6 @@ def tail(a: Float[Array, "*shape"]) -> Tail:
     return Tail(density, share * above, share * beyond)
 
 
-def variance_floor(dtype: jnp.dtype) -> float:
-    """Returns the variance that counts as rounding: the squared machine epsilon of `dtype`."""
-    return float(jnp.finfo(dtype).eps) ** 2
-
-
 @tail.defjvp
 def _tail_jvp(at: tuple[Array], step: tuple[Array]) -> tuple[Tail, Tail]:
     # phi' = -a phi, Q' = -phi and h' = -Q: no derivative of the fitted quotients, which would take
@@ -551,4 +517,5 @@ def _tail_jvp(at: tuple[Array], step: tuple[Array]) -> tuple[Tail, Tail]:
 
 def inverse_std(var: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Computes 1 / sqrt(var + floor): finite, with finite gradients, at a variance of zero."""
-    return jax.lax.rsqrt(var + variance_floor(var.dtype))
+    # A variance of the squared machine epsilon counts as rounding.
+    return jax.lax.rsqrt(var + float(jnp.finfo(var.dtype).eps) ** 2)

@@ -9,15 +9,13 @@ bottleneck (a centred tensor before a ReLU) stays one. A chain of pointwise func
 Products with weights, poolings and loops aren't followed back: their results are *atoms*, unless
 following a product is exact and cheap (`x @ A @ x` of a few entries). Where entries of atoms depend
 on one another through noise they share further back, independence is assumed, and the place is
-noted.
+noted, for people to read, as an `Assumption`.
 
 Sharp edges
 - A site inside a fused layer isn't evaluated on its own unless others read it: a transform of the
   result sees the last site of the fused layer only.
 - A loop's body is integrated by itself: what it reads is taken as independent. What that combines
   is found by following lineages through its steps; of a loop of unknown length it is noted at once.
-
-For people to read, such a place is an `Assumption`.
 """
 
 from __future__ import annotations
@@ -104,10 +102,7 @@ class Assumption:
     ) -> Assumption:
         """Makes the assumption that a layer combines independent entries where they meet.
 
-        Args:
-            layer: The layer.
-            meeting: The dependent entries it combines.
-            leaves: Lineage of the source from the random inputs.
+        `leaves` are lineages from the random inputs.
         """
         name = meeting.eqn.primitive.name
         reason = (
@@ -115,40 +110,16 @@ class Assumption:
             if meeting.along
             else f"{name} combines values that share noise"
         )
-        shared = _names(_shared(meeting, leaves or {}) or [meeting.source])
-        line = _compat.source_line(meeting.eqn)
-        return cls(layer.site, layer.kind, reason, shared, line, adds_up=meeting.adds_up)
+        shared = _shared(meeting, leaves or {}) or [meeting.source]
+        return cls.at(layer, meeting.eqn, reason, shared, adds_up=meeting.adds_up)
 
     @classmethod
-    def in_a_loop(cls, layer: Layer, sources: Iterable[Any]) -> Assumption:
-        """Makes the assumption that what a loop reads is fresh at every step."""
-        node = layer.nodes[0]
-        reason = f"{node.primitive.name} takes what it reads as independent, at every step anew"
-        line = _compat.source_line(node.eqn)
-        return cls(layer.site, layer.kind, reason, _names(sources), line)
-
-    @classmethod
-    def unrounded(cls, layer: Layer, random: Iterable[Any]) -> Assumption:
-        """Makes the assumption that rounding to values that aren't evenly spaced adds nothing."""
-        reason = "rounding to values that aren't evenly spaced is taken to add no variance, a grid"
-        line = _compat.source_line(layer.nodes[-1].eqn)
-        return cls(layer.site, layer.kind, reason, _names(random), line)
-
-    @classmethod
-    def expanded(cls, layer: Layer, random: Iterable[Any]) -> Assumption:
-        """Makes the assumption that a smooth function of several dependent entries is quadratic."""
-        reason = "dependent entries are combined, to second order about their means,"
-        line = _compat.source_line(layer.nodes[-1].eqn)
-        return cls(layer.site, layer.kind, reason, _names(random), line, adds_up=False)
-
-    @classmethod
-    def approximated(cls, layer: Layer, node: Node, root: Value, name: str) -> Assumption:
-        """Makes the assumption that a statistic has the distribution of its rule."""
-        reason = f"the {name} of so few entries is approximated, a statistic"
-        if name == "logsumexp":
-            reason = "pairs of a log-sum-exp are taken as Gaussian, a statistic"
-        line = _compat.source_line(node.eqn)
-        return cls(layer.site, layer.kind, reason, _names([root]), line, adds_up=False)
+    def at(
+        cls, layer: Layer, eqn: Any, reason: str, sources: Iterable[Any], *, adds_up: bool
+    ) -> Assumption:
+        """Makes an assumption that an equation of a layer asks for, by what its entries share."""
+        line = _compat.source_line(eqn)
+        return cls(layer.site, layer.kind, reason, _names(sources), line, adds_up=adds_up)
 
     def __str__(self) -> str:
         """Returns one line: where, what, and how far off."""
@@ -225,20 +196,14 @@ class WholeLayer(Layer):
 def fuse_dependent(program: Program, random: Collection[Value], note: Note) -> Program:
     """Joins layers that combine dependent values with those that make them.
 
-    Args:
-        program: A program or a loop's body.
-        random: Inputs of it that are random.
-        note: Called for each place where independence is assumed.
-
-    Returns:
-        A program of the same inputs and outputs, with a `FusedLayer` in place of its last layer;
-        layers that nobody reads any more are dropped.
+    Returns a program of the same inputs and outputs, with a `FusedLayer` in the place of the last
+    of such layers; layers that nobody reads any more are dropped. `note` is called for each place
+    where independence is assumed.
     """
     state = _DependenceState(note)
     for value in random:
-        itself = {value: lineage.identity(value.aval.shape)}
         # Entries of the inputs are independent by definition: each input is its own source.
-        state.atoms[value] = state.roots[value] = state.leaves[value] = itself
+        state.begin(value, {value: lineage.identity(value.aval.shape)})
     layers = [state.visit(layer) for layer in program.layers]
     if not any(isinstance(layer, FusedLayer) for layer in layers):
         return program
@@ -248,9 +213,7 @@ def fuse_dependent(program: Program, random: Collection[Value], note: Note) -> P
 def with_layers(program: Program, layers: Sequence[Layer]) -> Program:
     """Puts layers in the place of a program's, and drops those that are read no more.
 
-    Args:
-        program: The program. Layers that nobody read in it are kept.
-        layers: Layers that make what its own do, at least what is read.
+    Layers that nobody read in the program are kept.
     """
     results = {v for v in program.outputs if isinstance(v, Value)}
     before = results.union(*(layer.inputs for layer in program.layers))
@@ -284,6 +247,11 @@ class _DependenceState:
     made_by: dict[Value, Layer] = field(default_factory=dict)
     product_of: dict[Value, Layer] = field(default_factory=dict)
     position: dict[Layer, int] = field(default_factory=dict)
+
+    def begin(self, value: Value, leaves: lineage.Lineage) -> None:
+        """Makes a value an atom: towards later layers its entries are independent."""
+        self.leaves[value] = leaves
+        self.atoms[value] = self.roots[value] = {value: lineage.identity(value.aval.shape)}
 
     def visit(self, layer: Layer) -> Layer:
         """Returns the layer, or the fused layer that takes its place."""
@@ -320,16 +288,15 @@ class _DependenceState:
         lineages = self._through(layer, node)
         sources = list(dict.fromkeys(s for v in random for s in self.leaves[v]))
         if lineages is None:
-            self.note(Assumption.in_a_loop(layer, sources))
+            reason = f"{node.primitive.name} takes what it reads as independent, at every step anew"
+            self.note(Assumption.at(layer, node.eqn, reason, sources, adds_up=True))
         for value in layer.outputs:
             # Conservative: a body may mix any entries. Towards later layers the results are atoms,
             # so none of them is joined with a loop.
             everything = {s: (lineage.SHARED,) * len(value.aval.shape) for s in sources}
             leaves = everything if lineages is None else lineages.get(value, {})
             if leaves:
-                self.leaves[value] = leaves
-                itself = {value: lineage.identity(value.aval.shape)}
-                self.atoms[value] = self.roots[value] = itself
+                self.begin(value, leaves)
 
     def _through(self, layer: Layer, node: Node) -> Mapping[Value, lineage.Lineage] | None:
         """Follows lineages through the bodies of a layer; None for a loop of unknown length."""
@@ -377,9 +344,7 @@ class _DependenceState:
         inside = _DependenceState(note)
         for value, leaves in zip(body.inputs, inputs, strict=True):
             if leaves:
-                inside.leaves[value] = leaves
-                itself = {value: lineage.identity(value.aval.shape)}
-                inside.atoms[value] = inside.roots[value] = itself
+                inside.begin(value, leaves)
         for layer in body.layers:
             inside.visit(layer)
         return [inside._leaves_of(v) for v in body.outputs]
@@ -388,17 +353,12 @@ class _DependenceState:
         """Joins a layer with those before it until its inputs are independent."""
         if layer.kind not in _JOINABLE | _PRODUCTS:
             return layer
-        parts, joined = [layer], layer
-        # Invariant: `whole` is the join of `parts`, which are in program order. Each turn adds the
-        # nearest maker of an input that isn't independent, so that as few layers as possible are
-        # joined and a bottleneck on the way stays one.
-        while wrong := self._wrong(joined):
-            before = [self.made_by[v] for v in wrong if v in self.made_by]
-            if not before or len(joined.nodes) > _MOST_NODES:
-                return layer
-            nearest = max(before, key=self.position.__getitem__)
-            parts = [*sorted([nearest, *parts[:-1]], key=self.position.__getitem__), layer]
-            joined = join(parts)
+        parts = self._back(
+            layer, self.atoms, self.made_by, lambda one: len(one.nodes) <= _MOST_NODES
+        )
+        if parts is None:
+            return layer
+        joined = layer if len(parts) == 1 else join(parts)
         # The rule of a product is exact for independent operands. For dependent ones a fused layer
         # is worth its cost only if it is exact as well.
         if layer.kind in _PRODUCTS:
@@ -415,33 +375,49 @@ class _DependenceState:
         """Joins a layer with products before it, if the fused layer is exact and cheap."""
         if layer.kind not in _JOINABLE | _PRODUCTS:
             return None
+
+        def is_exact(one: Layer) -> bool:
+            # The cost is checked at each turn, for it only grows with more layers.
+            return one is layer or has_rule(one, self._random(one))
+
+        makers = {**self.product_of, **self.made_by}
+        parts = self._back(layer, self.roots, makers, is_exact)
+        if parts is None or len(parts) == 1:
+            return None
+        joined = join(parts)
+        return joined if is_exact(joined) else None
+
+    def _back(
+        self,
+        layer: Layer,
+        lineages: Mapping[Value, lineage.Lineage],
+        makers: Mapping[Value, Layer],
+        goes_on: Callable[[Layer], bool],
+    ) -> list[Layer] | None:
+        """Returns a layer behind those that it is joined with until its inputs are independent.
+
+        None where they never are, or where what is joined so far mustn't be joined with more.
+        """
         parts, joined = [layer], layer
-        # As `_joined`, but back to roots: products are followed too. The cost is checked at each
-        # turn, for it only grows with more layers.
-        while wrong := self._wrong(joined, self.roots):
-            before = [
-                maker for v in wrong if (maker := self.made_by.get(v) or self.product_of.get(v))
-            ]
-            if not before:
+        # Invariant: `joined` is the join of `parts`, which are in program order. Each turn adds the
+        # nearest maker of an input that isn't independent, so that as few layers as possible are
+        # joined and a bottleneck on the way stays one.
+        while wrong := self._wrong(joined, lineages):
+            before = [makers[v] for v in wrong if v in makers]
+            if not before or not goes_on(joined):
                 return None
             nearest = max(before, key=self.position.__getitem__)
             parts = [*sorted([nearest, *parts[:-1]], key=self.position.__getitem__), layer]
             joined = join(parts)
-            if not has_rule(joined, self._random(joined)):
-                return None
-        return joined if len(parts) > 1 else None
+        return parts
 
-    def _wrong(
-        self, joined: Layer, lineages: dict[Value, lineage.Lineage] | None = None
-    ) -> list[Value]:
+    def _wrong(self, joined: Layer, lineages: Mapping[Value, lineage.Lineage]) -> list[Value]:
         """Returns the inputs that aren't independent, or that are decisions by random values."""
         random = self._random(joined)
         # A discrete result is taken at the means, whatever its operands share.
         if _is_discrete(joined.outputs[0]):
             return []
-        meetings = lineage.external(
-            random, joined.nodes, self.atoms if lineages is None else lineages
-        )
+        meetings = lineage.external(random, joined.nodes, lineages)
         # A mask made by a random comparison has no moments of its own: joined with the comparison
         # it becomes part of the function that is integrated.
         discrete = [v for v in random if _is_discrete(v)]

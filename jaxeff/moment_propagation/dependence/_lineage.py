@@ -92,9 +92,9 @@ def identity(shape: Sequence[int]) -> Labels:
 def through(
     eqn: Any, lineages: Sequence[Lineage]
 ) -> tuple[list[Lineage], list[DependentCombination]]:
-    """Follows lineages through an equation, and finds the dependent entries it combines.
+    """Follows lineages, one per operand, through an equation, and finds what it combines.
 
-    Lineages are one per operand; empty for a deterministic one. The equation has no control flow.
+    They are empty for a deterministic operand. The equation has no control flow.
     """
     # Beside the lineages: what meets inside a call belongs to no result of it.
     meetings: list[DependentCombination] = []
@@ -389,12 +389,10 @@ Axes = tuple[bool, ...]
 def varying_axes(program: Program, examples: Container[ir.Value]) -> list[Axes]:
     """Finds the axes of a program's outputs along which more differs than its examples.
 
-    In doubt (a branch, a loop that isn't a scan) every axis is one.
-
-    `varying_axes` says along which axes results vary by themselves. What a function makes of one
-    example alone is what it makes of it in a batch only if nothing but the example itself differs
-    from row to row. A captured array with a row per example does, and so do positions that are
-    counted along the examples, rows of a table of them, and random bits.
+    What a function makes of one example alone is what it makes of it in a batch only if nothing but
+    the example itself differs from row to row. A captured array with a row per example does, and so
+    do positions that are counted along the examples, rows of a table of them, and random bits. In
+    doubt (a branch, a loop that isn't a scan) every axis is one.
     """
     known: dict[Any, Axes] = {v: _all_of(v.aval.shape) for v in program.constants}
     for value in program.inputs:

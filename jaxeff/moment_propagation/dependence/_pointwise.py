@@ -175,11 +175,7 @@ def is_gram(nodes: Sequence[Node]) -> bool:
 def is_affordable(layer: Layer, random: Sequence[Value], power: int | None = None) -> bool:
     """Returns whether the derivatives fit into `MOST_ENTRIES`.
 
-    Args:
-        layer: Equations.
-        random: The random inputs.
-        power: 1 for derivatives by single entries, 2 for those by pairs; without it, what the
-            degree of the function asks for.
+    Those by single entries for `power` 1, by pairs for 2; without it, what the degree asks for.
     """
     sizes = [v.aval.size for v in (*layer.inputs, *(v for n in layer.nodes for v in n.outputs))]
     if not all(isinstance(size, int) for size in sizes):
@@ -203,14 +199,8 @@ def second_order(
 
     Where all second derivatives of a normalization are too expensive, those by single entries are
     taken: the mean is still of second order, the variance lacks what pairs add to the first.
-
-    Args:
-        layer: Equations with floating-point results.
-        random: The random inputs, independent of each other, entries and all.
-        values: The value of each input: a `Gaussian` for random ones, else an array.
-
-    Returns:
-        A `Gaussian` for each result, or None where a function has kinks or is too expensive.
+    Random inputs are independent of each other, entries and all. Returns None where a function has
+    kinks or is too expensive.
     """
     pairs = is_affordable(layer, random)
     affordable = pairs or (layer.kind == "normalization" and is_affordable(layer, random, 1))
@@ -254,14 +244,9 @@ def _expanded(
     curved: bool,
     pairs: bool,
 ) -> Gaussian:
-    """Expands one result to second order.
+    """Expands one result, a function of the random inputs, to second order.
 
-    Args:
-        fn: The result as a function of the random inputs.
-        lineage: The random inputs, and which of their entries meet.
-        values: The value of each.
-        curved: Whether `fn` has second derivatives.
-        pairs: Whether those by pairs of entries are taken, or by single entries alone.
+    `curved` if it has second derivatives, `pairs` if those by pairs of entries are taken.
     """
     means = [values[v].mean for v, _ in lineage]
     # Entries that meet no other share a tangent, as columns of a sparse Jacobian share a colour

@@ -15,7 +15,7 @@ Layers that are equal but for their names call one function, as in `once_for_equ
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -53,6 +53,40 @@ _CALL = (
 )
 
 
+@dataclass(frozen=True)
+class _BackStep:
+    """A node on the way back, in its layer.
+
+    Attributes:
+        layer: Its layer.
+        node: The node.
+        operands: The values of its operands.
+        here: The slopes by its results, None for a result without any.
+    """
+
+    layer: Layer
+    node: Node
+    operands: Sequence[Any]
+    here: Sequence[Slopes | None]
+
+    def pull(self, wanted: Sequence[int]) -> Callable[[Sequence[Array]], list[Array]]:
+        """Returns the slopes by some operands as a function of those by all results that have any.
+
+        These are the results of floating-point numbers.
+        """
+        inexact = [i for i, v in enumerate(self.node.outputs) if flows.is_inexact(v)]
+
+        def results(*moved: Any) -> list[Any]:
+            values = list(self.operands)
+            for i, value in zip(wanted, moved, strict=True):
+                values[i] = value
+            out = _compat.bind(self.node.eqn, *values)
+            return [out[i] for i in inexact]
+
+        _, back = jax.vjp(results, *(self.operands[i] for i in wanted))
+        return lambda g: list(back(list(g)))
+
+
 @dataclass
 class Backward:
     """One pass backward.
@@ -78,14 +112,9 @@ class Backward:
     ) -> Array | float:
         """Goes back through a program's layers, writing slopes by its inputs into `reached`.
 
-        Args:
-            program: The program.
-            env: All its values.
-            variances: Variances of values that are owned.
-            reached: Slopes by its results.
-
-        Returns:
-            The part of the variance that was found on the way, as `SpreadSum` returns it.
+        `env` has all values of the program, `variances` those of what is owned; `reached` begins
+        with the slopes by its results. Returns the part of the variance that was found on the way,
+        as `SpreadSum` returns it.
         """
         total: Array | float = 0.0
         for layer in reversed(program.layers):
@@ -148,117 +177,91 @@ class Backward:
             wanted = [i for i, a in enumerate(node.inputs) if self.flow.is_random(a)]
             if not wanted or all(one is None for one in here):
                 continue
+            step = _BackStep(layer, node, [value_of(a, env) for a in node.inputs], here)
             if layer.kind == "control flow" and self.flow.examples is not None:
-                by_inputs, part = self._control_flow(layer, node, env, variances, here)
+                by_inputs, part = self._control_flow(step, wanted, variances)
                 total = total + part
             else:
                 by_inputs = {}
                 for i in wanted:
-                    if node.inputs[i] in variances and self._is_read_by(node, i):
-                        total = total + self._owned(node, i, env, variances, here[0])
+                    if node.inputs[i] in variances and flows.is_reader(node, i, self.flow):
+                        total = total + self._owned(step, i, variances[node.inputs[i]])
                 rest = [i for i in wanted if node.inputs[i] not in variances]
-                by_inputs = self._derived(layer, node, rest, env, here) if rest else {}
+                by_inputs = self._derived(step, rest) if rest else {}
             for i, one in by_inputs.items():
                 value = node.inputs[i]
                 reached[value] = add_slopes(reached.get(value), one)
         return total
 
-    def _is_read_by(self, node: Node, operand: int) -> bool:
-        return flows.is_product(node, operand, self.flow) or flows.is_look_up(
-            node, operand, self.flow
-        )
-
-    def _owned(
-        self,
-        node: Node,
-        operand: int,
-        env: Mapping[Any, Any],
-        variances: Mapping[Value, Array],
-        slopes: Slopes | None,
-    ) -> Array:
+    def _owned(self, step: _BackStep, operand: int, var: Array) -> Array:
         """Computes the part of the variance of an array that this node alone reads."""
+        node, (slopes, *_) = step.node, step.here
         assert isinstance(slopes, RowSlopes)
-        other = value_of(node.inputs[1 - operand], env)
-        var = variances[node.inputs[operand]]
+        other = step.operands[1 - operand]
         if node.primitive is p.gather_p:
             return products.of_look_up(self.spread, node, other, slopes, var)
         axis = self.flow.axis(node.inputs[1 - operand])
         return products.of_product(self.spread, node, operand, other, axis, slopes, var)
 
-    def _derived(self, layer: Layer, node: Node, *how: Any) -> dict[int, Slopes]:
+    def _derived(self, step: _BackStep, wanted: Sequence[int]) -> dict[int, Slopes]:
         """Returns the slopes by operands of a node, or names it if JAX has no derivative of it."""
         try:
-            return self._node(node, *how)
+            return self._node(step, wanted)
         except (NotImplementedError, ValueError) as error:
             words = ("ifferentiation", "JVP", "ranspose")
             if isinstance(error, _values.MomentsError) or not any(w in str(error) for w in words):
                 raise
-            is_loop = node.primitive is p.while_p
+            is_loop = step.node.primitive is p.while_p
             reason = "has no derivative in reverse, as method='linear' needs"
             if is_loop:
                 reason = f"loops until something is reached, which {reason}"
             way = _LOOP if is_loop else _CALL
-            raise _values.no_rule(node, layer.site, reason, way_out=way) from error
+            raise _values.no_rule(step.node, step.layer.site, reason, way_out=way) from error
 
-    def _node(
-        self,
-        node: Node,
-        wanted: Sequence[int],
-        env: Mapping[Any, Any],
-        here: Sequence[Slopes | None],
-    ) -> dict[int, Slopes]:
+    def _node(self, step: _BackStep, wanted: Sequence[int]) -> dict[int, Slopes]:
         """Returns the slopes by operands of a node."""
-        operands = [value_of(a, env) for a in node.inputs]
         single = self.flow.examples is None
-        axes = {i: self.flow.axis(node.inputs[i]) for i in wanted}
+        axes = {i: self.flow.axis(step.node.inputs[i]) for i in wanted}
         rowwise = [i for i in wanted if single or axes[i] is not None]
         results: dict[int, Slopes] = {}
         if rowwise:
-            pull = _pull(node, rowwise, operands)
-            for i, g in zip(rowwise, jax.vmap(pull)(self._filled(node, here)), strict=True):
+            pull = step.pull(rowwise)
+            for i, g in zip(rowwise, jax.vmap(pull)(self._filled(step)), strict=True):
                 results[i] = RowSlopes(g, axes[i])
         for i in wanted:
             if i not in results:
-                results[i] = self._by_shared(node, i, operands, here)
+                results[i] = self._by_shared(step, i)
         return results
 
-    def _filled(self, node: Node, here: Sequence[Slopes | None]) -> list[Array]:
+    def _filled(self, step: _BackStep) -> list[Array]:
         """Returns the slopes by all results that have any, zeros included: arrays of all seeds."""
         return [
             jnp.zeros((self.seeds, *v.aval.shape), v.aval.dtype) if one is None else one.slopes
-            for v, one in zip(node.outputs, here, strict=True)
+            for v, one in zip(step.node.outputs, step.here, strict=True)
             if flows.is_inexact(v)
         ]
 
-    def _by_shared(
-        self,
-        node: Node,
-        operand: int,
-        operands: Sequence[Any],
-        here: Sequence[Slopes | None],
-    ) -> Slopes:
+    def _by_shared(self, step: _BackStep, operand: int) -> Slopes:
         """Returns the slopes by an operand that examples share."""
-        if any(isinstance(one, SharedSlopes) for one in here):
-            return self._of_shared(node, operand, operands, here)
+        node = step.node
+        if any(isinstance(one, SharedSlopes) for one in step.here):
+            return self._of_shared(step, operand)
         if len(node.outputs) == 1:
-            (slopes,) = here
+            (slopes,) = step.here
             assert isinstance(slopes, RowSlopes)
             assert slopes.axis is not None
             kept = flows.keeps_rows(node, operand, slopes.axis)
             if kept is not None:
-                return RowSlopes(
-                    jax.vmap(_pull(node, [operand], operands))([slopes.slopes])[0], kept
-                )
+                return RowSlopes(jax.vmap(step.pull([operand]))([slopes.slopes])[0], kept)
             rule = _BY_KIND.get(kind_of(node.primitive))
-            slopes_of_each = None if rule is None else rule(self, node, operand, operands, slopes)
+            slopes_of_each = None if rule is None else rule(self, step, operand, slopes)
             if slopes_of_each is not None:
                 return SharedSlopes(slopes_of_each)
-        return self._one_by_one(node, operand, operands, here)
+        return self._one_by_one(step, operand)
 
-    def _of_affine(
-        self, node: Node, operand: int, operands: Sequence[Any], slopes: RowSlopes
-    ) -> Array | None:
+    def _of_affine(self, step: _BackStep, operand: int, slopes: RowSlopes) -> Array | None:
         """Returns the slopes by what is repeated, or looked up."""
+        node, operands = step.node, step.operands
         if node.primitive is p.broadcast_in_dim_p:
             along = node.params["broadcast_dimensions"]
             return products.repeated(operands[0].shape, along, slopes)
@@ -266,34 +269,30 @@ class Backward:
             return products.by_table(node, operands[1], slopes)
         return None
 
-    def _of_bilinear(
-        self, node: Node, operand: int, operands: Sequence[Any], slopes: RowSlopes
-    ) -> Array | None:
+    def _of_bilinear(self, step: _BackStep, operand: int, slopes: RowSlopes) -> Array | None:
         """Returns the slopes by matrices that examples are multiplied by."""
+        node = step.node
         if not flows.is_product(node, operand, self.flow):
             return None
-        of, other = self.flow.axis(node.inputs[1 - operand]), operands[1 - operand]
+        of, other = self.flow.axis(node.inputs[1 - operand]), step.operands[1 - operand]
         return products.by_matrix(node, operand, other, of, slopes)
 
-    def _of_shared(
-        self, node: Node, operand: int, operands: Sequence[Any], here: Sequence[Slopes | None]
-    ) -> SharedSlopes:
+    def _of_shared(self, step: _BackStep, operand: int) -> SharedSlopes:
         """Returns the slopes by an operand, given each example's slopes by results they share."""
         slopes = [
             jnp.zeros((self.seeds, self.examples, *v.aval.shape), v.aval.dtype)
             if one is None
             else to_shared(one).slopes
-            for v, one in zip(node.outputs, here, strict=True)
+            for v, one in zip(step.node.outputs, step.here, strict=True)
             if flows.is_inexact(v)
         ]
-        return SharedSlopes(jax.vmap(jax.vmap(_pull(node, [operand], operands)))(slopes)[0])
+        return SharedSlopes(jax.vmap(jax.vmap(step.pull([operand])))(slopes)[0])
 
-    def _one_by_one(
-        self, node: Node, operand: int, operands: Sequence[Any], here: Sequence[Slopes | None]
-    ) -> SharedSlopes:
+    def _one_by_one(self, step: _BackStep, operand: int) -> SharedSlopes:
         """Returns the slopes by an operand, an example's after the other."""
-        pull, filled = _pull(node, [operand], operands), self._filled(node, here)
-        known = [one for v, one in zip(node.outputs, here, strict=True) if flows.is_inexact(v)]
+        pull, filled = step.pull([operand]), self._filled(step)
+        pairs = zip(step.node.outputs, step.here, strict=True)
+        known = [one for v, one in pairs if flows.is_inexact(v)]
 
         def example(b: Array) -> Array:
             alone = [
@@ -306,15 +305,15 @@ class Backward:
 
         return SharedSlopes(jnp.moveaxis(jax.lax.map(example, jnp.arange(self.examples)), 0, 1))
 
-    def _of_pointwise(
-        self, node: Node, operand: int, operands: Sequence[Any], slopes: RowSlopes
-    ) -> Array:
+    def _of_pointwise(self, step: _BackStep, operand: int, slopes: RowSlopes) -> Array:
         """Returns the slopes by an operand that a pointwise function repeats."""
-        shape = jnp.shape(operands[operand])
-        repeated = [*operands]
-        repeated[operand] = jnp.broadcast_to(operands[operand], node.outputs[0].aval.shape)
-        (g,) = jax.vmap(_pull(node, [operand], repeated))([slopes.slopes])
-        return products.repeated(shape, range(len(shape)), RowSlopes(g, slopes.axis))
+        value = step.operands[operand]
+        repeated = [*step.operands]
+        repeated[operand] = jnp.broadcast_to(value, step.node.outputs[0].aval.shape)
+        pull = replace(step, operands=repeated).pull([operand])
+        (g,) = jax.vmap(pull)([slopes.slopes])
+        axes = range(jnp.ndim(value))
+        return products.repeated(jnp.shape(value), axes, RowSlopes(g, slopes.axis))
 
     @property
     def examples(self) -> int:
@@ -322,27 +321,19 @@ class Backward:
         return self.spread.examples
 
     def _control_flow(
-        self,
-        layer: Layer,
-        node: Node,
-        env: Mapping[Any, Any],
-        variances: Mapping[Value, Array],
-        here: Sequence[Slopes | None],
+        self, step: _BackStep, wanted: Sequence[int], variances: Mapping[Value, Array]
     ) -> tuple[dict[int, Slopes], Array | float]:
-        operands = [value_of(a, env) for a in node.inputs]
-        wanted = [i for i, a in enumerate(node.inputs) if self.flow.is_random(a)]
+        node = step.node
         shares = any(self.flow.axis(node.inputs[i]) is None for i in wanted)
         owned = {i: variances[a] for i, a in enumerate(node.inputs)
                  if isinstance(a, Value) and a in variances}  # fmt: skip
-        if not shares:
-            return self._derived(layer, node, wanted, env, here), 0.0
-        if node.primitive is p.remat_p:
-            return self._body(layer.programs[0], operands, owned, here)
-        if node.primitive is p.scan_p:
-            return self._scan(layer, node, operands, owned, here)
-        if node.primitive is p.cond_p and self.flow.axis(node.inputs[0]) is None:
-            return self._branches(layer, node, operands, wanted, here)
-        return self._derived(layer, node, wanted, env, here), 0.0
+        if shares and node.primitive is p.remat_p:
+            return self._body(step.layer.programs[0], step.operands, owned, step.here)
+        if shares and node.primitive is p.scan_p:
+            return self._scan(step, owned)
+        if shares and node.primitive is p.cond_p and self.flow.axis(node.inputs[0]) is None:
+            return self._branches(step, wanted), 0.0
+        return self._derived(step, wanted), 0.0
 
     def _body(
         self,
@@ -373,37 +364,30 @@ class Backward:
             return SharedSlopes(jnp.zeros((self.seeds, self.examples, *shape), value.aval.dtype))
         return RowSlopes(jnp.zeros((self.seeds, *shape), value.aval.dtype), axis)
 
-    def _branches(
-        self,
-        layer: Layer,
-        node: Node,
-        operands: Sequence[Any],
-        wanted: Sequence[int],
-        here: Sequence[Slopes | None],
-    ) -> tuple[dict[int, Slopes], Array | float]:
+    def _branches(self, step: _BackStep, wanted: Sequence[int]) -> dict[int, Slopes]:
+        operands, inputs = step.operands, step.node.inputs
+
         def branch(program: Program) -> Callable[..., Any]:
             def back(slopes: Sequence[Slopes | None]) -> dict[int, Slopes]:
                 by_inputs, _ = self._body(program, operands[1:], {}, slopes)
                 return {
-                    i: self._formed(node.inputs[i], by_inputs[i - 1])
+                    i: self._formed(inputs[i], by_inputs[i - 1])
                     if i - 1 in by_inputs
-                    else self._zeros(node.inputs[i])
+                    else self._zeros(inputs[i])
                     for i in wanted
                 }
 
             return back
 
-        return jax.lax.switch(operands[0], [branch(one) for one in layer.programs], list(here)), 0.0
+        branches = [branch(one) for one in step.layer.programs]
+        slopes: dict[int, Slopes] = jax.lax.switch(operands[0], branches, list(step.here))
+        return slopes
 
     def _scan(
-        self,
-        layer: Layer,
-        node: Node,
-        operands: Sequence[Any],
-        owned: Mapping[int, Array],
-        here: Sequence[Slopes | None],
+        self, at: _BackStep, owned: Mapping[int, Array]
     ) -> tuple[dict[int, Slopes], Array | float]:
-        (body,) = layer.programs
+        node, operands, here = at.node, at.operands, at.here
+        (body,) = at.layer.programs
         loop = Scan.of(node, list(operands))
         consts, carries = len(loop.consts), len(loop.carry)
         first = consts + carries
@@ -481,23 +465,6 @@ def _stacked(slopes: Slopes) -> Slopes:
     if isinstance(slopes, SharedSlopes):
         return SharedSlopes(jnp.moveaxis(slopes.slopes, 0, 2))
     return RowSlopes(jnp.moveaxis(slopes.slopes, 0, 1), (slopes.axis or 0) + 1)
-
-
-def _pull(
-    node: Node, wanted: Sequence[int], operands: Sequence[Any]
-) -> Callable[[Sequence[Array]], list[Array]]:
-    """Returns the slopes by some operands as a function of those by all results that have any."""
-    inexact = [i for i, v in enumerate(node.outputs) if flows.is_inexact(v)]
-
-    def results(*moved: Any) -> list[Any]:
-        values = list(operands)
-        for i, value in zip(wanted, moved, strict=True):
-            values[i] = value
-        out = _compat.bind(node.eqn, *values)
-        return [out[i] for i in inexact]
-
-    _, back = jax.vjp(results, *(operands[i] for i in wanted))
-    return lambda g: list(back(list(g)))
 
 
 def moved_variances(

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,7 +149,10 @@ class ExampleFlow:
             # The same branch for all examples.
             branches = [self._body(one, axes[1:], random[1:]) for one in layer.programs]
             joined = zip(*branches, strict=True)
-            results = [(_united([a for a, _ in each]), any(r for _, r in each)) for each in joined]
+            results = [
+                (functools.reduce(union, (a for a, _ in each), None), any(r for _, r in each))
+                for each in joined
+            ]
         else:
             held = MIXED if any(a is not None for a in axes) else None
             results = [(held, any(random))] * len(node.outputs)
@@ -231,13 +235,6 @@ def _outside(axis: Axis) -> Axis:
     return axis if axis is None or axis == MIXED else axis + 1
 
 
-def _united(axes: Sequence[Axis]) -> Axis:
-    of: Axis = None
-    for axis in axes:
-        of = union(of, axis)
-    return of
-
-
 def is_owned_step(node: Node, operand: int) -> bool:
     """Returns whether each entry of a node's result is made of one entry of an operand.
 
@@ -289,6 +286,11 @@ def is_look_up(node: Node, operand: int, flow: ExampleFlow) -> bool:
     rank, out = node.inputs[0].aval.ndim, node.outputs[0].aval.ndim
     last = tuple(numbers.offset_dims) == tuple(range(out - rank + 1, out))
     return last and tuple(numbers.collapsed_slice_dims) == (0,)
+
+
+def is_reader(node: Node, operand: int, flow: ExampleFlow) -> bool:
+    """Returns whether a node finds the part of the variance of an operand that it alone reads."""
+    return is_product(node, operand, flow) or is_look_up(node, operand, flow)
 
 
 def sole_readers(flow: ExampleFlow, program: Program, inputs: Sequence[Value]) -> None:
@@ -344,7 +346,7 @@ def _way_in_layer(
         if len(uses) != 1:
             return None
         ((node, operand),) = uses
-        if is_product(node, operand, flow) or is_look_up(node, operand, flow):
+        if is_reader(node, operand, flow):
             return way, None
         others = [a for i, a in enumerate(node.inputs) if i != operand]
         if any(flow.is_random(a) or flow.axis(a) is not None for a in others):

@@ -73,10 +73,8 @@ _UNROLLED = 4
 def linear_moments(of: RandomProgram, full: bool = False) -> Any:
     """Computes the moments of a function's results to first order.
 
-    Args:
-        of: The function, read at its arguments.
-        full: Whether every floating-point result is a `JointGaussian`, with the covariances of an
-            example's entries.
+    If `full`, every floating-point result is a `JointGaussian`, with the covariances of an
+    example's entries.
 
     Raises:
         MomentsError: A primitive has no derivative in reverse, as an endless loop; or, if `full`, a
@@ -113,12 +111,7 @@ def _closed_result(result: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A function read at its arguments.
-
-    Attributes:
-        program: The program that was read.
-        values: One per input; a `Gaussian` for random ones.
-    """
+    """A function read at its arguments: the program, and one value per input of it."""
 
     program: Program
     values: Sequence[Any]
@@ -166,7 +159,7 @@ class _Pass:
         if last.sources:
             operands = last.operands(known, seeded.env[last.hidden])
             diagonal = moment_pass.Propagation({}, "variance", lambda _: None)
-            (summed,) = diagonal.layer({}, last.layer, None, *operands)
+            (summed,) = diagonal.layer(last.layer, None, *operands)
             var = var + _values.to_variance(summed).var
         # Rounding may leave a sum of squares below zero where its parts cancel.
         return jnp.maximum(var, 0)
@@ -203,7 +196,7 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _Seeded:
-    """Results whose examples are told apart, or aren't.
+    """Results, by their positions `numbers`, whose examples are told apart, or aren't.
 
     Attributes:
         program: The program.

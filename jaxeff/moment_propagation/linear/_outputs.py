@@ -73,12 +73,7 @@ class OutputLayer:
 
 
 def last_layer(program: Program, random: Sequence[Value]) -> OutputLayer | None:
-    """Finds a linear layer that makes the one result of fewer hidden units; None if there is none.
-
-    Args:
-        program: The program.
-        random: Inputs that are random.
-    """
+    """Finds a linear layer that makes the one result of fewer hidden units, or None."""
     makers = {v: layer for layer in program.layers for v in layer.outputs}
     result = program.outputs[0]
     if len(program.outputs) != 1 or not isinstance(result, Value) or result not in makers:

@@ -52,11 +52,7 @@ class RowSlopes:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class SharedSlopes:
-    """Slopes by an array that all examples share.
-
-    Attributes:
-        slopes: `[seeds, examples, *shape]`.
-    """
+    """Slopes by an array that all examples share, `[seeds, examples, *shape]`."""
 
     slopes: Array
 

@@ -24,7 +24,7 @@ from jaxeff.moment_propagation import _values
 
 Attribute = str | int | tuple[int, ...] | tuple[float, ...]
 
-_DTYPES = ("float32", "float64")
+_DTYPES = {"float32", "float64"}
 
 
 def composite(
@@ -78,9 +78,9 @@ def composite(
         *operands: Arrays. Unless all are of one dtype, float32 or float64, there is no composite.
         **attributes: Attributes of the operator beside the operands' shapes.
     """
-    if not is_uniform(operands):
+    dtypes = {str(jnp.result_type(operand)) for operand in operands}
+    if len(dtypes) > 1 or not dtypes <= _DTYPES:
         return rule(*operands)
-
     return _values.Gaussian(*_compat.export_composite(rule, operands, f"jaxeff.{name}", attributes))
 
 
@@ -103,12 +103,6 @@ def activation(name: str) -> Callable[[Callable[[_values.Gaussian], _values.Gaus
         return moments
 
     return decorate
-
-
-def is_uniform(operands: Sequence[Any]) -> bool:
-    """Returns whether arrays are all of one dtype that operators are made for."""
-    dtypes = {str(jnp.result_type(operand)) for operand in operands}
-    return len(dtypes) == 1 and dtypes <= set(_DTYPES)
 
 
 Coefficients = Sequence[float | Array]
@@ -339,31 +333,28 @@ def complementary_error_function(x: _values.Random) -> _values.Gaussian:
     return _values.Gaussian(lax.erfc(x.mean * lax.rsqrt(1 + 2 * x.var)), error_function(x).var)
 
 
-HERMITE_NODES = 32
-LEGENDRE_NODES = 20
+_HERMITE_NODES, _LEGENDRE_NODES = 8, 20
 _INV_SQRT_2PI = 0.3989422804014327
 OUTSIDE = 1e-3
 _REACH = 6.0  # standard deviations; 2e-9 of the mass lies outside
 
 
-def gauss_hermite(
-    f: Callable[[Array], Any], x: _values.Random, nodes: int = HERMITE_NODES, limited: bool = False
+def gauss_legendre(
+    f: Callable[[Array], Any],
+    x: _values.Random,
+    kinks: Sequence[float] = (0.0,),
+    limited: bool = False,
+    above: float | None = None,
 ) -> Any:
-    """Computes the moments of `f(x)` by Gauss-Hermite quadrature.
+    """Computes the moments of `f(x)` by Gauss-Legendre quadrature of each piece between kinks.
 
-    Quadrature is vectorised over the nodes, by two rules. `gauss_hermite` (32 nodes) is exact for
-    polynomials up to degree 63 and the default for an elementwise region nothing is known about.
-    `gauss_legendre` splits the line at given kinks and at the centre of an activation, and holds
-    its accuracy where Gauss-Hermite loses it: at kinks and at standard deviations far larger than
-    the function's own scale (an arc tangent seen from far away is a step).
-
-    Both measure f from f(m) and, below a standard deviation of about the cube root of the machine
-    epsilon (times 1 + |m|), take difference quotients at that floor: means, variances and their
-    gradients tend to the delta method's (f + v f''/2 and v f'^2) and are finite at zero variance.
+    f is measured from f(m) and, below a standard deviation of about the cube root of the machine
+    epsilon (times 1 + |m|), the sums are difference quotients at that floor: means, variances and
+    their gradients tend to the delta method's (f + v f''/2 and v f'^2) and are finite at zero
+    variance. Split at the centre of an activation, it holds its accuracy at standard deviations far
+    larger than the function's own scale (an arc tangent seen from far away is a step).
 
     Sharp edges
-    - Gauss-Hermite of a function with a kink is off by about 5e-3 of a standard deviation times the
-      jump in slope. Functions with a closed form don't come here.
     - Outside a function's domain there are no moments. Where the function is defined at the mean,
       and less than `OUTSIDE` of the mass lies where it is not, they are those given that it is
       defined; above that the result is NaN.
@@ -373,48 +364,19 @@ def gauss_hermite(
         f: An elementwise function of one array; may return any pytree of arrays, each shaped
             like the input or broadcast from it.
         x: Random input.
-        nodes: Number of nodes (physicists' rule of `numpy.polynomial.hermite`).
+        kinks: Ascending points where `f` isn't smooth or changes fastest. Jumps give inaccurate
+            gradients: use `piecewise` for those.
         limited: Whether `f` may be undefined somewhere; costs a second evaluation.
+        above: A bound below the mean; mass under the bound counts as if it were at the mean.
 
     Returns:
         `f`'s output tree with a `Gaussian` for each floating-point leaf; others are evaluated
         at the mean.
     """
-    roots, masses = np.polynomial.hermite.hermgauss(nodes)
-    x = _values.to_variance(x)
-    shape = (nodes,) + (1,) * x.ndim
-    # From the weight exp(-t^2) to the normal density: z = sqrt(2) t, masses over sqrt(pi).
-    z = jnp.asarray(roots * np.sqrt(2), x.dtype).reshape(shape)
-    weight = jnp.asarray(masses / np.sqrt(np.pi), x.dtype).reshape(shape)
-    return _integrate(f, x, [(z, weight)], limited)
-
-
-def gauss_legendre(
-    f: Callable[[Array], Any],
-    x: _values.Random,
-    kinks: Sequence[float] = (0.0,),
-    nodes: int = LEGENDRE_NODES,
-    limited: bool = False,
-    above: float | None = None,
-) -> Any:
-    """Computes the moments of `f(x)` by Gauss-Legendre quadrature of each piece between kinks.
-
-    Args:
-        f: Same as for `gauss_hermite`.
-        x: Random input.
-        kinks: Ascending points where `f` isn't smooth or changes fastest. Jumps give inaccurate
-            gradients: use `piecewise` for those.
-        nodes: Nodes per piece; there is one more piece than kinks.
-        limited: Same as for `gauss_hermite`.
-        above: A bound below the mean; mass under the bound counts as if it were at the mean.
-
-    Returns:
-        As `gauss_hermite`.
-    """
-    roots, masses = np.polynomial.legendre.leggauss(nodes)
+    roots, masses = np.polynomial.legendre.leggauss(_LEGENDRE_NODES)
     x = _values.to_variance(x)
     std = _floored_std(x)
-    shape = (nodes,) + (1,) * x.ndim
+    shape = (_LEGENDRE_NODES,) + (1,) * x.ndim
     t = jnp.asarray(0.5 * (roots + 1), x.dtype).reshape(shape)
     weight = jnp.asarray(0.5 * masses, x.dtype).reshape(shape)
     reach = jnp.full(x.shape, _REACH, x.dtype)
@@ -441,26 +403,24 @@ def gauss_pair(
     kinks: Sequence[float] = (0.0,),
     limited: bool = False,
 ) -> Any:
-    """Computes the moments of `f(x, y)` for independent operands.
+    """Computes the moments of `f(x, y)` for independent operands of one shape.
 
-    Legendre over `x`, Hermite over `y`: about eight times the cost of `gauss_legendre`.
-
-    Args:
-        f: A pointwise function of two arrays of one shape.
-        x: The operand in which `f` may have kinks.
-        y: The operand in which `f` is close to a polynomial (a slope, a scale); 8 nodes.
-        kinks: Kinks in `x`.
-        limited: Same as for `gauss_hermite`.
-
-    Returns:
-        `f`'s output tree with a `Gaussian` for each floating-point leaf.
+    Legendre over `x`, in which `f` may have kinks, and Hermite over `y`, in which `f` is close to a
+    polynomial (a slope, a scale): about eight times the cost of `gauss_legendre`, which returns the
+    same.
     """
 
     def inner(value: Array) -> Any:
         moments = gauss_legendre(lambda point: f(point, value), x, kinks, limited=limited)
         return jax.tree.map(lambda g: (g.mean, g.var), moments, is_leaf=_values.is_random)
 
-    outer = gauss_hermite(inner, y, 8)
+    roots, masses = np.polynomial.hermite.hermgauss(_HERMITE_NODES)
+    y = _values.to_variance(y)
+    shape = (_HERMITE_NODES,) + (1,) * y.ndim
+    # From the weight exp(-t^2) to the normal density: z = sqrt(2) t, masses over sqrt(pi).
+    z = jnp.asarray(roots * np.sqrt(2), y.dtype).reshape(shape)
+    weight = jnp.asarray(masses / np.sqrt(np.pi), y.dtype).reshape(shape)
+    outer = _integrate(inner, y, [(z, weight)], limited=False)
     # The law of total variance: variance of the means plus mean of the variances.
     return jax.tree.map(
         lambda pair: _values.Gaussian(pair[0].mean, pair[0].var + pair[1].mean),

@@ -19,7 +19,7 @@ Sharp edges
 """
 
 from collections.abc import Callable
-from typing import Protocol, cast, overload
+from typing import Any, overload
 
 import jax.numpy as jnp
 from jax import lax
@@ -29,22 +29,6 @@ from jaxeff.moment_propagation._values import Gaussian, Random, RawMoments, is_r
 from jaxeff.moment_propagation.rules._activations import gauss_legendre
 
 Value = Array | Random
-
-
-class BinaryRule(Protocol):
-    """A rule of two operands: random where at least one of them is."""
-
-    @overload
-    def __call__(self, x: Random, y: Value) -> Gaussian: ...
-    @overload
-    def __call__(self, x: Value, y: Random) -> Gaussian: ...
-    @overload
-    def __call__(self, x: Array, y: Array) -> Array: ...
-
-
-def binary(rule: Callable[[Value, Value], Array | Gaussian]) -> BinaryRule:
-    """Tells a type checker that a rule of two operands is a `BinaryRule`."""
-    return cast(BinaryRule, rule)
 
 
 def mean_of(x: Value) -> Array:
@@ -82,8 +66,7 @@ def subtract(x: Value, y: Value) -> Array | Gaussian:
     return add(x, negate(y))
 
 
-@binary
-def multiply(x: Value, y: Value) -> Array | Gaussian:
+def multiply(x: Value, y: Value) -> Any:
     """Computes the moments of x * y for independent operands."""
     if not is_random(x):
         if not is_random(y):
@@ -126,9 +109,7 @@ def log(x: Random) -> Gaussian:
 def power(x: Random, exponent: float | Array) -> Gaussian:
     """Computes the moments of `x ** exponent`; the sign of a negative mean is kept.
 
-    Args:
-        x: Base. Powers that aren't whole numbers of a negative mean are NaN, as in `jnp.power`.
-        exponent: Deterministic exponent.
+    Powers that aren't whole numbers of a negative mean are NaN, as in `jnp.power`.
     """
     exponent = jnp.asarray(exponent, x.mean.dtype)
     # x^p = sign(m)^p |m|^p (x / m)^p: quadrature sees a base near one, whatever the scale of x.
@@ -141,12 +122,7 @@ def power(x: Random, exponent: float | Array) -> Gaussian:
 
 
 def power_of_log_normal(x: Random, exponent: float | Array) -> Gaussian:
-    """Computes the moments of `x ** exponent` for a log-normal `x`, which is never negative.
-
-    Args:
-        x: Base, as for `power`.
-        exponent: Deterministic exponent.
-    """
+    """Computes the moments of `x ** exponent` for a log-normal `x`, which is never negative."""
     mu, var = log_normal_parameters(x)
     exponent = jnp.asarray(exponent, x.mean.dtype)
     # A power of a log-normal is one: E[x^p] = exp(p mu + p^2 s^2 / 2), and the relative variance
@@ -195,32 +171,23 @@ Bilinear = Callable[[Array, Array], Array]
 def bilinear(op: Bilinear, x: Array | Random, w: Array | Random) -> Array | Gaussian:
     """Propagates moments through an operation bilinear in `x` and `w`.
 
-    Contractions: any operation that is linear in each operand and whose outputs are sums of
-    products, each pair of entries met once (`dot_general`, `conv_general_dilated`, with whatever
-    stride, padding, dilation and groups), propagates moments by calling that same operation on
-    means and variances:
+    Any operation that is linear in each operand and whose outputs are sums of distinct products
+    (`dot_general`, `conv_general_dilated`, with whatever stride, padding, dilation and groups)
+    propagates moments by calling that same operation on means and variances:
 
         mean = op(E[x], E[w])
         var  = op(E[x^2], Var[w]) + op(Var[x], E[w]^2)        mean-variance form
              = op(E[x^2], E[w^2]) - op(E[x]^2, E[w]^2)        second-raw-moment form
 
     (Klein's thesis, eqs. (8.1), (8.3) and (8.9); Roth 2021). Both cost three contractions. The
-    first is the default because its terms are all non-negative: in float32 the second loses the
-    variance when it is below about 1e-7 mean^2. A deterministic operand drops a contraction: fixed
-    weights leave `op(Var[x], w^2)`, a fixed input (the first layer) `op(x^2, Var[w])`.
+    first is the default because its terms are all non-negative: in float32 the second, which
+    `RawMoments` select where both operands are random, loses the variance when it is below about
+    1e-7 mean^2. A deterministic operand drops a contraction: fixed weights leave `op(Var[x], w^2)`,
+    a fixed input (the first layer) `op(x^2, Var[w])`. Where nothing is random it is `op(x, w)`.
 
     Sharp edges
     - Independence of all entries is assumed. For p.v in attention it is wrong to the extent that
       the weights of one row sum to one.
-
-    Args:
-        op: A function of two arrays, linear in each, whose outputs are sums of distinct products.
-        x: First operand, random or not. `RawMoments` selects the second-raw-moment form where
-            both operands are random.
-        w: Second operand, random or not.
-
-    Returns:
-        The moments of `op(x, w)`, or `op(x, w)` itself where nothing is random.
     """
     if not is_random(x):
         if not is_random(w):

@@ -27,30 +27,29 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxeff.moment_propagation._values import Gaussian, cdf, inverse_std, is_random, near, tail
+from jaxeff.moment_propagation._values import (
+    Gaussian,
+    as_random,
+    cdf,
+    inverse_std,
+    is_random,
+    near,
+    tail,
+    to_variance,
+)
 from jaxeff.moment_propagation.rules._activations import Attribute, composite
-from jaxeff.moment_propagation.rules._arithmetic import Value, binary, map_linear, mean_of, negate
+from jaxeff.moment_propagation.rules._arithmetic import Value, map_linear, mean_of, negate
 from jaxeff.program.ir import extent
 
 
-def _as_gaussian(x: Value) -> Gaussian:
-    return Gaussian(x.mean, x.var) if is_random(x) else Gaussian(x, jnp.zeros_like(x))
+def maximum(x: Value, y: Value) -> Any:
+    """Computes the moments of max(x, y) for independent operands of one shape (Clark 1961).
 
-
-@binary
-def maximum(x: Value, y: Value) -> Array | Gaussian:
-    """Computes the moments of max(x, y) for independent operands (Clark 1961).
-
-    Args:
-        x: Random or deterministic array.
-        y: Random or deterministic array of the same shape; infinite entries are allowed.
-
-    Returns:
-        The moments, or the maximum itself where neither is random.
+    Entries may be infinite. It is the maximum itself where neither operand is random.
     """
     if not is_random(x) and not is_random(y):
         return jnp.maximum(x, y)
-    x, y = _as_gaussian(x), _as_gaussian(y)
+    x, y = (to_variance(as_random(v)) for v in (x, y))
     # Equal infinities have no distance, and one of them a finite one: no 0 * inf in gradients.
     distance = jnp.where(x.mean == y.mean, 0, x.mean - y.mean)
     gap = jnp.minimum(jnp.abs(distance), jnp.finfo(x.dtype).max)
@@ -142,11 +141,8 @@ def reduce_min(x: Gaussian, axes: tuple[int, ...]) -> Gaussian:
 def scatter_max(x: Value, indices: Array, updates: Value, **how: Any) -> Gaussian:
     """Computes the moments of `lax.scatter_max`, a segment's maximum among them.
 
-    Args:
-        x: The array written to, random or not; minus infinity where only updates count.
-        indices: Indices of the updates, as `lax.scatter_max` takes them.
-        updates: The values written, random or not, independent of `x`.
-        **how: Further arguments of `lax.scatter_max`.
+    The array written to, `x`, and the updates are independent, random or not; `x` is minus infinity
+    where only updates count. `how` are further arguments of `lax.scatter_max`.
     """
     # The array written to and the updates become one vector: each result is the maximum of its own
     # entry and the updates that reach it, a segment of that vector.
@@ -162,7 +158,7 @@ def scatter_max(x: Value, indices: Array, updates: Value, **how: Any) -> Gaussia
 
     # A product over a segment is the exponential of a sum of logarithms, which scatter_add takes.
     total = reduced(jax.lax.scatter_add)
-    both = [v if is_random(v) else Gaussian(v, jnp.zeros_like(v)) for v in (x, updates)]
+    both = [as_random(v) for v in (x, updates)]
     entries = Gaussian(
         *(jnp.concatenate([jnp.ravel(a) for a in pair])
           for pair in zip(*((v.mean, v.var) for v in both), strict=True))
@@ -221,19 +217,9 @@ def _integrated(
 class PoolingWindow:
     """A sliding window over every axis of an array, as `lax.reduce_window` takes it.
 
-    Windows of average and max pooling follow `lax.reduce_window`: one window size, stride, padding
-    and dilation per axis. Sums are exact under independence. Maxima are Clark trees, one axis after
-    the other, so that a 2x2 window is pairs, then both, and overlapping windows share the pairs.
-
-    Sharp edges
-    - Overlapping windows give outputs that are correlated; the diagonal covariance forgets it.
-
-    Attributes:
-        size: Window size per axis.
-        strides: Stride per axis.
-        padding: Entries added before and after each axis.
-        base_dilation: Spacing put between input entries, per axis.
-        window_dilation: Spacing between the entries of a window, per axis.
+    Sums are exact under independence. Maxima are Clark trees, one axis after the other, so that a
+    2x2 window is pairs, then both, and overlapping windows share the pairs. Outputs of overlapping
+    windows are correlated; the diagonal covariance forgets it.
     """
 
     size: tuple[int, ...]
@@ -251,9 +237,35 @@ class PoolingWindow:
         return {"size": self.size, "strides": self.strides, "padding": edges}
 
 
-def window_sum(x: Gaussian, win: PoolingWindow) -> Gaussian:
-    """Computes the moments of `lax.reduce_window` with a sum."""
+def window_max(x: Gaussian, win: PoolingWindow) -> Gaussian:
+    """Computes the moments of `lax.reduce_window` with a maximum (max pooling)."""
+    return _of_windows("pfp_max_pool", _window_max, x, win)
 
+
+def window_min(x: Gaussian, win: PoolingWindow) -> Gaussian:
+    """Computes the moments of `lax.reduce_window` with a minimum."""
+    return negate(window_max(negate(x), win))
+
+
+def window_mean(x: Gaussian, win: PoolingWindow) -> Gaussian:
+    """Computes the moments of average pooling: sums over windows divided by their size."""
+    return _of_windows("pfp_avg_pool", _window_mean, x, win)
+
+
+def _of_windows(
+    name: str, rule: Callable[[Gaussian, PoolingWindow], Gaussian], x: Gaussian, win: PoolingWindow
+) -> Gaussian:
+    """Applies a rule of windows, as a composite where their attributes say all of them."""
+    if win.attributes is None:
+        return rule(x, win)
+
+    def of_arrays(mean: Array, var: Array) -> Gaussian:
+        return rule(Gaussian(mean, var), win)
+
+    return composite(name, of_arrays, x.mean, x.var, **win.attributes)
+
+
+def _window_mean(x: Gaussian, win: PoolingWindow) -> Gaussian:
     def total(value: Array) -> Array:
         return jax.lax.reduce_window(
             value,
@@ -267,31 +279,8 @@ def window_sum(x: Gaussian, win: PoolingWindow) -> Gaussian:
         )
 
     # Variances of independent entries add: the same window sum serves for both moments.
-    return Gaussian(total(x.mean), total(x.var))
-
-
-def window_max(x: Gaussian, win: PoolingWindow) -> Gaussian:
-    """Computes the moments of `lax.reduce_window` with a maximum (max pooling)."""
-
-    def rule(mean: Array, var: Array) -> Gaussian:
-        return _window_max(Gaussian(mean, var), win)
-
-    if win.attributes is None:
-        return rule(x.mean, x.var)
-    return composite("pfp_max_pool", rule, x.mean, x.var, **win.attributes)
-
-
-def window_mean(x: Gaussian, win: PoolingWindow) -> Gaussian:
-    """Computes the moments of average pooling: sums over windows divided by their size."""
-    count = math.prod(win.size)
-
-    def rule(mean: Array, var: Array) -> Gaussian:
-        total = window_sum(Gaussian(mean, var), win)
-        return Gaussian(total.mean / count, total.var / (count * count))
-
-    if win.attributes is None:
-        return rule(x.mean, x.var)
-    return composite("pfp_avg_pool", rule, x.mean, x.var, **win.attributes)
+    mean, var, count = total(x.mean), total(x.var), math.prod(win.size)
+    return Gaussian(mean / count, var / (count * count))
 
 
 def _window_max(x: Gaussian, win: PoolingWindow) -> Gaussian:
@@ -334,8 +323,3 @@ def _axis_max(x: Gaussian, axis: int, size: int, stride: int, dilation: int) -> 
         ]
         level = paired + (level[-1:] if len(level) % 2 else [])
     return level[0]
-
-
-def window_min(x: Gaussian, win: PoolingWindow) -> Gaussian:
-    """Computes the moments of `lax.reduce_window` with a minimum."""
-    return negate(window_max(negate(x), win))

@@ -17,6 +17,7 @@ Sharp edges
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -39,14 +40,15 @@ class _Statistics(NamedTuple):
     covariance: Array
 
 
+def _averages(x: values.Gaussian, axes: tuple[int, ...]) -> tuple[int, Callable[[Array], Array]]:
+    """Returns how many entries lie along axes, and the mean of an array over them."""
+    return extent(x.shape, axes), functools.partial(jnp.mean, axis=axes, keepdims=True)
+
+
 def _centred_statistics(
     x: values.Gaussian, axes: tuple[int, ...], eps: float | Array
 ) -> _Statistics:
-    n = extent(x.shape, axes)
-
-    def average(value: Array) -> Array:
-        return jnp.mean(value, axes, keepdims=True)
-
+    n, average = _averages(x, axes)
     # Quadratic forms of independent normals, with A = I - 11'/n and V = diag(v):
     # E x'Ax = tr(AV) + m'Am, Var x'Ax = 2 tr(AVAV) + 4 m'AVAm, Cov(a'x, x'Ax) = 2 a'VAm,
     # here divided by n and with A multiplied out, so that the cost is linear in the width.
@@ -62,11 +64,7 @@ def _centred_statistics(
 
 
 def _raw_statistics(x: values.Gaussian, axes: tuple[int, ...], eps: float | Array) -> _Statistics:
-    n = extent(x.shape, axes)
-
-    def average(value: Array) -> Array:
-        return jnp.mean(value, axes, keepdims=True)
-
+    n, average = _averages(x, axes)
     # As for the centred entries, with A = I.
     power = average(x.second_moment) + eps
     weighted = x.var * x.mean
@@ -114,11 +112,8 @@ def normalize_in_short(
 
     the last quotient only with `centre`. It is the diagonal of J diag(v) J^T if all v are equal.
     """
-    x, n = values.to_variance(x), extent(x.shape, axes)
-
-    def average(value: Array) -> Array:
-        return jnp.mean(value, axes, keepdims=True)
-
+    x = values.to_variance(x)
+    n, average = _averages(x, axes)
     c = x.mean - average(x.mean) if centre else x.mean
     var = average(x.var)
     scale = jax.lax.rsqrt(average(c * c) + var + eps)

@@ -21,6 +21,7 @@ pieces of twenty nodes, each with an exponential for its weight. SiLU and GELU s
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -62,26 +63,24 @@ def _derivative_polynomials(order: int) -> list[tuple[float, ...]]:
 _DERIVATIVE_POLYNOMIALS = _derivative_polynomials(11)
 
 
-def sigmoid(x: _values.Random) -> _values.Gaussian:
+def _traced_once(
+    rule: Callable[[Array, Array], _values.Gaussian],
+) -> Callable[[_values.Random], _values.Gaussian]:
+    """Makes moments of a random array by its mean and variance, traced once for each shape."""
+    traced = jax.jit(rule, inline=True)
+
+    @functools.wraps(rule)
+    def moments(x: _values.Random) -> _values.Gaussian:
+        x = _values.to_variance(x)
+        result: _values.Gaussian = traced(x.mean, x.var)
+        return result
+
+    return moments
+
+
+@_traced_once
+def sigmoid(mean: Array, var: Array) -> _values.Gaussian:
     """Computes the moments of the logistic function, 1 / (1 + exp(-x))."""
-    x = _values.to_variance(x)
-    return _sigmoid(x.mean, x.var)
-
-
-def tanh(x: _values.Random) -> _values.Gaussian:
-    """Computes the moments of the hyperbolic tangent."""
-    x = _values.to_variance(x)
-    return _tanh(x.mean, x.var)
-
-
-def softplus(x: _values.Random) -> _values.Gaussian:
-    """Computes the moments of log(1 + exp(x))."""
-    x = _values.to_variance(x)
-    return _softplus(x.mean, x.var)
-
-
-@functools.partial(jax.jit, inline=True)
-def _sigmoid(mean: Array, var: Array) -> _values.Gaussian:
     small, above, spread = _logistic(mean, var)
     # Of the two tails the smaller one is known to all its digits.
     wide = jnp.where(mean > 0, 1 - above, above)
@@ -89,8 +88,9 @@ def _sigmoid(mean: Array, var: Array) -> _values.Gaussian:
     return _values.Gaussian(value, spread)
 
 
-@functools.partial(jax.jit, inline=True)
-def _tanh(mean: Array, var: Array) -> _values.Gaussian:
+@_traced_once
+def tanh(mean: Array, var: Array) -> _values.Gaussian:
+    """Computes the moments of the hyperbolic tangent."""
     small, above, spread = _logistic(2 * mean, 4 * var)
     wide = jnp.where(mean > 0, 1 - 2 * above, 2 * above - 1)
     value = jnp.where(4 * var < _SMALL, lax.tanh(mean) + 2 * small, wide)
@@ -115,8 +115,9 @@ def _logistic(mean: Array, var: Array) -> tuple[Array, Array, Array]:
     return added, jnp.where(known, above, 0), jnp.where(known, spread, 0)
 
 
-@functools.partial(jax.jit, inline=True)
-def _softplus(mean: Array, var: Array) -> _values.Gaussian:
+@_traced_once
+def softplus(mean: Array, var: Array) -> _values.Gaussian:
+    """Computes the moments of log(1 + exp(x))."""
     m, v = _finite(mean), jnp.minimum(var, _SMALL)
     d = _sigmoid_derivatives(m)  # the sigmoid is softplus' first one
     at_mean = jnp.maximum(m, 0) + jnp.log1p(jnp.exp(-jnp.abs(m)))
@@ -300,30 +301,8 @@ def _density_derivatives(x: Array, var: Array, order: int) -> list[Array]:
     return derivatives
 
 
-def silu(x: _values.Random) -> _values.Gaussian:
-    """Computes the moments of SiLU, x sigmoid(x).
-
-    f^2 is x f less x^2 sech(x / 2)^2 / 4, so that by Stein's lemma, with t = E f - max(m, 0), the
-    variance is
-
-        v E f' - E[x^2 sech(x / 2)^2] / 4 - t (|m| + t)
-
-    This even function, and the one that f has beside x Phi(x / w), are taken as sums of normal
-    densities and their derivatives, which smoothing only widens. Small variances would be lost in
-    that difference: they are the first four terms of sum v^k / k! (E f^(k))^2, and the mean is f(m)
-    + v E f'' / 2 - v^2 E f^(4) / 8.
-
-    The mean is within 1e-5 of the input's standard deviation, the variance within 2e-5 of its
-    variance.
-
-    Args:
-        x: Random input of any shape.
-    """
-    x = _values.to_variance(x)
-    return _silu(x.mean, x.var)
-
-
-def silu_in_short(x: _values.Random) -> _values.Gaussian:
+@_traced_once
+def silu_in_short(mean: Array, var: Array) -> _values.Gaussian:
     """Computes the moments of SiLU with E sigmoid(x) = s = sigmoid(k m), k = (1 + pi v / 8)^(-1/2).
 
     This is MacKay's approximation (1992). By Stein's lemma the mean is m s + v s', derivatives by
@@ -331,12 +310,6 @@ def silu_in_short(x: _values.Random) -> _values.Gaussian:
     to .006 of the input's standard deviation off where that is .3, and up to .03 where it is more;
     standard deviations .002 and .05.
     """
-    x = _values.to_variance(x)
-    return _silu_in_short(x.mean, x.var)
-
-
-@functools.partial(jax.jit, inline=True)
-def _silu_in_short(mean: Array, var: Array) -> _values.Gaussian:
     m = _finite(mean)
     k = lax.rsqrt(1 + np.pi / 8 * var)
     s = lax.logistic(k * m)
@@ -365,8 +338,23 @@ _BUMPS = (
 _SERIES, _EXPANSION = 0.15, 0.01
 
 
-@functools.partial(jax.jit, inline=True)
-def _silu(mean: Array, var: Array) -> _values.Gaussian:
+@_traced_once
+def silu(mean: Array, var: Array) -> _values.Gaussian:
+    """Computes the moments of SiLU, x sigmoid(x).
+
+    f^2 is x f less x^2 sech(x / 2)^2 / 4, so that by Stein's lemma, with t = E f - max(m, 0), the
+    variance is
+
+        v E f' - E[x^2 sech(x / 2)^2] / 4 - t (|m| + t)
+
+    This even function, and the one that f has beside x Phi(x / w), are taken as sums of normal
+    densities and their derivatives, which smoothing only widens. Small variances would be lost in
+    that difference: they are the first four terms of sum v^k / k! (E f^(k))^2, and the mean is f(m)
+    + v E f'' / 2 - v^2 E f^(4) / 8.
+
+    The mean is within 1e-5 of the input's standard deviation, the variance within 2e-5 of its
+    variance.
+    """
     known = jnp.isfinite(mean)
     m = jnp.where(known, mean, 0)
     distance = _values.near(jnp.abs(m) * lax.rsqrt(_STEP + var))
