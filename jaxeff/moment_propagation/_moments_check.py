@@ -434,8 +434,7 @@ def moments_check(
         logits: Whether `f` returns logits of classes along their last axis, so that what their
             softmax says is compared with draws as well: variances that are right by themselves
             decide wrongly where logits share noise, and wrong ones may hardly matter.
-        method: The method that is checked, as `moments` takes it: what `moments(f)` takes by
-            default; "diagonal" is what a bundle computes.
+        method: The method that is checked, as for `moments`; "diagonal" is what a bundle computes.
 
     Returns:
         The ratio of the variances, the error of the means, the sites that lose most if asked for,

@@ -136,7 +136,16 @@ def _range(values: np.ndarray) -> str:
 
 
 def is_gaussian(x: Any) -> TypeIs[Gaussian]:
-    """Returns whether `x` is a `Gaussian`; the `is_leaf` of `jax.tree` calls that keep them."""
+    """Returns whether `x` is a `Gaussian`; the `is_leaf` of `jax.tree` calls that keep them.
+
+    ```python
+    import jax
+    from jaxeff.moment_propagation import Gaussian, is_gaussian
+
+    zeros = jax.numpy.zeros(3)
+    assert is_gaussian(Gaussian(zeros, zeros + 1)) and not is_gaussian(zeros)
+    ```
+    """
     return isinstance(x, Gaussian)
 
 
@@ -178,6 +187,13 @@ def sample_all(key: PRNGKeyArray, values: Sequence[Any]) -> list[Any]:
 @validate(x=instance_of(Gaussian), name=string)
 def check_gaussian(x: Gaussian, name: str = "Gaussian") -> None:
     """Checks shapes and dtypes of `x`, and its values where they are concrete.
+
+    ```python
+    import jax
+    from jaxeff.moment_propagation import Gaussian, check_gaussian
+
+    check_gaussian(Gaussian(jax.numpy.zeros(3), jax.numpy.ones(3)), "weights")
+    ```
 
     Args:
         x: The value to check. Traced arrays are checked for shape and dtype only.
@@ -265,7 +281,16 @@ class JointGaussian(RandomArray):
 
 
 def is_joint_gaussian(value: Any) -> bool:
-    """Returns whether a value is a `JointGaussian`."""
+    """Returns whether a value is a `JointGaussian`.
+
+    ```python
+    import jax.numpy as jnp
+    from jaxeff.moment_propagation import JointGaussian, is_joint_gaussian
+
+    logits = JointGaussian(jnp.zeros(2), jnp.array([[1.0, 0.9], [0.9, 1.0]]))
+    assert is_joint_gaussian(logits) and not is_joint_gaussian(logits.independent())
+    ```
+    """
     return isinstance(value, JointGaussian)
 
 

@@ -58,7 +58,7 @@ class _BackStep:
     """A node on the way back, in its layer.
 
     Attributes:
-        layer: Its layer.
+        layer: The layer that the node belongs to.
         node: The node.
         operands: The values of its operands.
         here: The slopes by its results, None for a result without any.
