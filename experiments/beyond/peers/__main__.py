@@ -50,7 +50,7 @@ class Settings:
 
 
 KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
-"""For glibc, which gives blocks above 32 MB back to the system, to be fetched page by page again."""
+"""For glibc, which gives blocks above 32 MB back to the system and fetches them page by page."""
 
 
 def measured(run: h.Run[Settings], subject: str) -> list[h.Row]:
