@@ -396,10 +396,10 @@ class _Call:
         return None if method == "auto" else MethodChoice(method, f"method={method!r} asks for it")
 
     def _chosen(self, read: Any, places: Sequence[Assumption]) -> MethodChoice:
-        if self.settings.deployed:
-            return MethodChoice("diagonal", "it is deployed", Assumptions.merged(places))
-        of_layers = bool(self.settings.rules) or self.settings.form != "variance"
         merged = Assumptions.merged(places)
+        if self.settings.deployed:
+            return MethodChoice("diagonal", "it is deployed", merged)
+        of_layers = bool(self.settings.rules) or self.settings.form != "variance"
         return choose(read, merged, layers_only=of_layers)
 
     def _propagation(self, places: list[Assumption]) -> Propagation:

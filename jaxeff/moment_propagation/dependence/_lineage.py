@@ -306,16 +306,6 @@ def _combines(node: ir.Node) -> bool:
     return of.family is ir.OperationFamily.CALL or any(x.combined for x in of.operands)
 
 
-def shared_sources(values: Sequence[ir.Value], lineages: Mapping[ir.Value, Lineage]) -> list[Any]:
-    """Returns the sources that more than one of the values depends on."""
-    seen: set[Any] = set()
-    shared: dict[Any, None] = {}
-    for value in values:
-        shared.update(dict.fromkeys(s for s in lineages[value] if s in seen))
-        seen |= set(lineages[value])
-    return list(shared)
-
-
 def _clouded(value: ir.Value, lineage: Lineage) -> tuple[Any, ...]:
     """Returns identity labels, those of axes on which entries depend on one another put in."""
     distinct = set(lineage.values())
@@ -327,7 +317,8 @@ def _across(
     values: Sequence[ir.Value], nodes: Sequence[ir.Node], lineages: Mapping[ir.Value, Lineage]
 ) -> list[DependentCombination]:
     """Finds equations whose operands come from different values that share a source."""
-    if not shared_sources(values, lineages):
+    sources = [s for value in values for s in lineages[value]]
+    if len(set(sources)) == len(sources):
         return []
     combinations: list[DependentCombination] = []
     # For each value made the inputs it follows from: a meeting is an equation with two operands

@@ -102,11 +102,10 @@ def results_of_an_example(of: RandomProgram) -> int:
 
 
 def _closed_result(result: Any) -> Any:
-    if _values.is_gaussian(result):
-        return _values.Gaussian(result.mean, closed(result.var, CORRELATIONS))
-    if _values.is_joint_gaussian(result):
-        return _values.JointGaussian(result.mean, closed(result.cov, CORRELATIONS))
-    return result
+    if not calibrated.is_result(result):
+        return result
+    spread = result.var if _values.is_gaussian(result) else result.cov
+    return type(result)(result.mean, closed(spread, CORRELATIONS))
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,12 @@ class _Pass:
             if not numbers:
                 continue
             flow = flow or self._flow([False] * len(self.values))
-            inputs = {v: self.variance(v) for v in program.inputs if v in flow.random}
+            # Of size one along axes that they don't depend on.
+            inputs = {
+                v: x.common if isinstance(x, _values.Pooled) else x.var
+                for v, x in zip(program.inputs, self.values, strict=True)
+                if v in flow.random
+            }
             owned = {v: a for v, a in inputs.items() if v in flow.owned}
             owned = owned_variances(program, env, owned, flow)
             seeded = _Seeded(program, flow, env, inputs, owned, numbers)
@@ -187,11 +191,6 @@ class _Pass:
         inputs = zip(self.program.inputs, rows, random, strict=True)
         flows.sole_readers(flow, self.program, [v for v, r, x in inputs if x and not r])
         return flow
-
-    def variance(self, value: Value) -> Array:
-        """Returns an input's variances, of size one along axes that they don't depend on."""
-        x = self.values[self.program.inputs.index(value)]
-        return x.common if isinstance(x, _values.Pooled) else x.var
 
 
 @dataclass(frozen=True)
