@@ -82,6 +82,58 @@ def test_every_form_has_the_bits_of_xla(core, bits, requantize, tmp_path):
             np.testing.assert_array_equal(one, other)
 
 
+class Windows(nnx.Module):
+    """Depthwise layers of 3 by 3 that end in bytes, with all kinds of edges."""
+
+    CASES = (
+        *((1, "SAME"), (1, "VALID"), (2, "SAME"), (2, "VALID"), (1, ((2, 2), (2, 2)))),
+        *((1, ((0, 2), (1, 0))), (2, ((1, 2), (2, 1))), (1, ((1, 1), (0, 2)))),
+    )
+
+    def __init__(self, rngs):
+        alone = {"feature_group_count": 8}
+        self.first = _conv(3, 8, (1, 1), rngs)
+        self.windows = nnx.List(
+            _conv(8, 8, (3, 3), rngs, strides=strides, padding=padding, **alone)
+            for strides, padding in self.CASES
+        )
+        self.again = _conv(8, 8, (3, 3), rngs, **alone)
+        self.last = nnx.List(_conv(8, 2, (1, 1), rngs) for _ in self.CASES)
+
+    def __call__(self, x):
+        x = nnx.relu(self.first(x))
+        results = [nnx.relu(window(x)) for window in self.windows]
+        results[0] = nnx.relu(self.again(results[0]))  # over what nobody reads any more
+        return [last(y) for last, y in zip(self.last, results, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("core", "shape", "bits"),
+    [
+        ("cortex-m7", (9, 6), 8),  # along columns, too
+        ("cortex-m4", (6, 9), 2),
+        ("cortex-m7", (3, 3), 8),  # rows of a pixel, which stay as they are
+        # Units so fine that weights have no room for them: an input of four bits.
+        ("cortex-m33", (7, 5), (8, 4)),
+    ],
+)
+def test_windows_in_pairs_of_columns_have_the_bits_of_xla(core, shape, bits, tmp_path):
+    require("arm-none-eabi-gcc", "qemu-system-arm")
+    f, params = functional(Windows(nnx.Rngs(0)))
+    x = jax.random.normal(jax.random.key(1), (2, *shape, 3))
+    inner = Int(*bits) if isinstance(bits, tuple) else Int(bits, 8)
+    settings = {"first:linear": Int(8), "windows*:linear": inner, "again:linear": Int(8)}
+    spec = calibrate(f, params, [x], {**settings, "last*:linear": Int(8)}).spec
+    g = jaxeff.integer(f, spec)
+    codes = g.convert(params, x)
+    bundle = deploy(g, (codes, x), target=core, path=tmp_path / "b")
+    for given in (x, 8 * x, jnp.zeros_like(x)):
+        ours, theirs = bundle.run(given, board="emulated"), jax.jit(g)(codes, given)
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 class Residual(nnx.Module):
     """A projected shortcut whose floats are larger than what it reads, and one before a mean."""
 

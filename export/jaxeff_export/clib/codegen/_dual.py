@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from jaxeff_export.operators.integer import DualFunction
 
 _BYTE = 8
-_LINES = {"windowed": "CLOSE", "striding": "APART"}
+_ROWS = {"sliding": "SLIDING", "sliding_down": "SLIDING", "skipping": "SKIPPING"}
+_WINDOWS = "windowed", "striding"
 _SHORTCUTS = {"none": "NO_SHORTCUT", "codes": "OF_CODES", "float": "OF_FLOATS"}
 _RESULTS = {name: name.upper() for name in ("codes", "whole", "totals", "sums", "fixed")}
 _RESULTS["float"] = "FLOATS"
@@ -45,7 +46,12 @@ def source(functions: Mapping[str, DualFunction]) -> str:
         layers.append(f"LAYER({', '.join(map(str, (name, *settings)))})")
     widths = sorted({f.bits for f in functions.values() if f.bits < _BYTE})
     packed = [f"PACKED({bits})" for bits in widths]
-    return render("dual.c", layers=layers, quick=list(assembler.values()), packed=packed)
+    quick, kinds = list(assembler.values()), {function.kind for function in functions.values()}
+    if kinds & {*_ROWS}:
+        quick.append("LINES_OF_PAIRS;")
+    if kinds & {*_WINDOWS}:
+        quick.append("WINDOWS;")
+    return render("dual.c", layers=layers, quick=quick, packed=packed)
 
 
 def _assembler(function: DualFunction) -> tuple[str, str] | None:
@@ -53,9 +59,8 @@ def _assembler(function: DualFunction) -> tuple[str, str] | None:
 
     Units of its sums are 2^finer times smaller than a product's: what goes in is shifted up.
     """
-    ends = function.result, function.shortcut, function.clamp, function.part
     # Most layers: what they end in is in the assembler of their sums.
-    if ends != ("codes", "none", "byte", 0):
+    if not function.ends_in_bytes:
         return None
     finer, bits = function.finer, function.bits
     up = f'"lsl #{finer}"'
@@ -65,7 +70,9 @@ def _assembler(function: DualFunction) -> tuple[str, str] | None:
         name = f"strip_{finer}" + (f"_of_{bits}" if bits < _BYTE else "")
         sums = f"FEW_BITS({bits})" if bits < _BYTE else "WHOLE_WORDS"
         return name, f"STRIP({name}, {up}, {down}, {sums});"
-    if function.kind in _LINES:
-        name = f"row_{function.kind}_{finer}"
-        return name, f"ROW({name}, {_LINES[function.kind]}, {up});"
+    if function.kind in _ROWS:
+        kind = _ROWS[function.kind]
+        name = f"row_{kind.lower()}_{finer}"
+        # Weights are raised, as far as they have room, so that sums begin with a bias.
+        return name, f"ROW({name}, {kind}, {'AT_ZERO' if finer else 'AT_BIAS'}, {up});"
     return None

@@ -41,10 +41,15 @@ _FORM = "jaxeff.dual"  # attribute of a kernel: the layer's form, as JSON
 _QUANTIZED = "quantized"
 _IN_LINES = ("windowed", "striding")
 """Kinds that copy lines of four channels before they write a row."""
+_IN_PAIRS = ("sliding", "skipping")
+"""The same in words of two columns, for results in bytes."""
+DOWN = "sliding_down"
+"""`sliding` along the image's columns, which are longer than its rows."""
 _VECTORS = "vectors"
 _TILES = {
     **{"convolution": (1, 3, 2), _VECTORS: (1, 3, 2), "dense": (1, 1, 4), "depthwise": (1, 1, 4)},
     **dict.fromkeys(_IN_LINES, (1, 2, 4)),
+    **dict.fromkeys((*_IN_PAIRS, DOWN), (1, 2, 1)),
 }
 """Rows, columns and features whose sums are in registers at once, by kind."""
 FIXED = "fixed"
@@ -67,10 +72,11 @@ class DualFunction:
 
     Attributes:
         kind: `convolution`, `dense`, `depthwise`, or that of 3 by 3, `windowed` at a step of one
-            and `striding` at one of two; `vectors` for a convolution or a dense layer by Helium's;
-            `quantized` for values as codes, of which the clamp alone matters.
+            and `striding` at one of two, and `sliding`, `sliding_down` and `skipping` where they
+            end in bytes; `vectors` for a convolution or a dense layer by Helium's; `quantized` for
+            values as codes, of which the clamp alone matters.
         clamp: how results are clamped: `none`, `byte`, `shifted`, `rectified` or `clamped`.
-        finer: bits by which sums are in finer units.
+        finer: bits by which sums are in finer units, beside those that weights are `raised` by.
         result: what it writes, such as `codes`.
         shortcut: what it adds: `none`, `codes` or `float`.
         part: turns that sums have room for; 0 if that is all of them.
@@ -93,6 +99,12 @@ class DualFunction:
         fields = self.kind, self.finer, self.result, self.shortcut, self.clamp, self.part, self.bits
         return PREFIX + "_".join(map(str, fields))
 
+    @property
+    def ends_in_bytes(self) -> bool:
+        """Whether results are codes by scales alone, as most layers' are: in the assembler."""
+        ends = self.result, self.shortcut, self.clamp, self.part
+        return ends == ("codes", "none", "byte", 0)
+
 
 @dataclasses.dataclass(frozen=True)
 class DualForm:
@@ -101,12 +113,15 @@ class DualForm:
     Attributes:
         function: the function.
         images: how many are computed one after the other.
-        sizes: fields of the C's `struct image`, in its order.
+        sizes: fields of the C's `struct image`, in its order; of `sliding_down` as if rows were
+            columns.
+        raised: bits by which weights of `sliding` and `skipping` are larger than they are.
     """
 
     function: DualFunction
     images: int
     sizes: tuple[int, ...]
+    raised: int = 0
 
     @property
     def kind(self) -> str:
@@ -174,7 +189,34 @@ def form_of(
         part=part,
         bits=_PACKED.get(attributes["weight_bits"], _WHOLE) if packed else _WHOLE,
     )
-    return DualForm(function, images, tuple(int(n) for n in sizes))
+    form = DualForm(function, images, tuple(int(n) for n in sizes))
+    by_lines = kind in _IN_LINES and function.ends_in_bytes and not helium
+    return _in_pairs(form, attributes["weight_bits"]) if by_lines else form
+
+
+def _in_pairs(form: DualForm, weight_bits: int) -> DualForm:
+    """Describes a layer of 3 by 3 as the functions compute it that take two columns at once."""
+    function, sizes = form.function, form.sizes
+    rows, columns, features, height, width, channels, top, left, down, right, *more = sizes
+    kind = _IN_PAIRS[_IN_LINES.index(form.kind)]
+    # A result lies over its own input either way, so that it takes no memory of its own.
+    if right == 1 and rows > columns == width:
+        kind, rows, columns, height, width, top, left = (
+            DOWN,
+            columns,
+            rows,
+            width,
+            height,
+            left,
+            top,
+        )
+    if columns == 1:
+        return form
+    # Weights lie in words of 16 bits.
+    raised = min(function.finer, 16 - max(2, weight_bits))
+    function = dataclasses.replace(function, kind=kind, finer=function.finer - raised)
+    turned = rows, columns, features, height, width, channels, top, left, down, right, *more
+    return DualForm(function, form.images, turned, raised)
 
 
 def _clamp(result: str, zero: int, lower: int, upper: int) -> str:
@@ -223,6 +265,8 @@ def dual_weights(
             return te.compute(size, element, name="packed")
 
         return bb.emit_te(four, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
+    if form.kind in (*_IN_PAIRS, DOWN):
+        return _in_taps(bb, w, form)
     depth, features = geometry.depth, shape[-1]
     if form.kind == _VECTORS:
         return _in_vectors(bb, w, depth, form.function.bits)
@@ -264,6 +308,25 @@ def dual_weights(
 
     if form.function.bits < _WHOLE:
         pack = squeeze
+    return bb.emit_te(pack, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
+
+
+def _in_taps(bb: relax.BlockBuilder, w: relax.Expr, form: DualForm) -> relax.Expr:
+    """Packs windows of 3 by 3: two taps of each line, the third ones of two, and the last one."""
+
+    def element(w: te.Tensor, channel: Any, word: Any, half: Any) -> Any:
+        # After three words of two taps come one of the first lines' third, and one of the last's.
+        later = word >= 3
+        line = tirx.if_then_else(later, tirx.min((word - 3) * 2 + half, 2), word)
+        tap = tirx.if_then_else(later, 2, half)
+        window = (tap, line) if form.kind == DOWN else (line, tap)
+        weight = tirx.Cast("int32", w(*window, 0, channel))
+        return tirx.Cast("int16", weight * tirx.const(2**form.raised, "int32"))
+
+    def pack(w: te.Tensor) -> te.Tensor:
+        size = (int(w.shape[-1]), 5, 2)
+        return te.compute(size, lambda *at: element(w, *at), name="packed")
+
     return bb.emit_te(pack, w, primfunc_name_hint="q_pack", primfunc_attrs={PACKS: True})
 
 
@@ -417,7 +480,7 @@ def dual_form(kernel: tirx.PrimFunc) -> DualForm | None:
         return None
     fields = json.loads(str(written))
     function, sizes = DualFunction(**fields["function"]), tuple(fields["sizes"])
-    return DualForm(function, fields["images"], sizes)
+    return DualForm(function, fields["images"], sizes, fields["raised"])
 
 
 def _calling(kernel: tirx.PrimFunc, *functions: DualFunction) -> tirx.PrimFunc:
@@ -458,7 +521,10 @@ def _goes_over_input(form: DualForm, width: int) -> bool:
     padding, strides, window = more[:2], more[2:4], more[4:6]
     if form.kind == "dense":
         return features * width <= channels
-    if form.kind in _IN_LINES:
+    if form.kind == DOWN:
+        # As below, of columns.
+        return rows == height and columns <= across and padding[0] <= 2
+    if form.kind in (*_IN_LINES, *_IN_PAIRS):
         # Lines are copied before a row is written: all up to the last of its windows.
         return width == 1 and columns <= across and rows <= height and padding[0] <= 2
     # The codes of pixels are copied before these are written.
@@ -479,6 +545,9 @@ def strip_words(form: DualForm) -> int:
     if form.kind in _IN_LINES:
         # Lines of four channels, for the windows of two pixels more than there may be.
         return 8 * ((columns + 1) * right + 2)
+    if form.kind in (*_IN_PAIRS, DOWN):
+        # Weights of four channels; their words of two columns of three lines.
+        return 40 + 12 * (columns + 1 if right == 2 else (columns + 1) // 2 + 1)
     if form.kind == _VECTORS:
         return 3 * -(-high * wide * channels // _BYTES) * _BYTES // _QUARTER  # three pixels' bytes
     turns = _turns(form.kind, high * wide * channels, form.function.bits)
