@@ -301,7 +301,6 @@ def softmax(x: values.Random, axis: int = -1) -> values.Gaussian:
     Returns:
         Mean and variance of each probability, shaped like `x`.
     """
-    # softmax_i = sigmoid(z_i - L_i) with L_i independent of z_i: a function of one Gaussian.
     _, margin = _margins(x, axis)
     p = sigmoid(margin)
     return values.Gaussian(jnp.moveaxis(p.mean, -1, axis), jnp.moveaxis(p.var, -1, axis))
