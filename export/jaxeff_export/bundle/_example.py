@@ -6,6 +6,7 @@ kernels, called from C. `kernel_calls` says which layer each of them computes.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,13 @@ from jaxeff_export.bundle.files import ArrayPlaces, BundleError, Manifest, Recor
 from jaxeff_export.clib import CLibrary, CLibraryError, LibraryParts, bytes_of, write_library
 from jaxeff_export.clib.codegen import identifier
 from jaxeff_export.schedules import TuningDatabase
-from jaxeff_export.targets import find_linker, name_of, require_extra, resolve_target
+from jaxeff_export.targets import (
+    find_linker,
+    has_runtime,
+    name_of,
+    require_extra,
+    resolve_target,
+)
 
 if TYPE_CHECKING:
     from jaxeff_export.compiler.passes import LiftedModule
@@ -120,14 +127,20 @@ def lift(example: Example, target: NamedTarget) -> LiftedModule:
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """
     # Start-up time: each of these loads TVM.
-    from jaxeff_export.compiler import bind_parameters
+    from jaxeff_export.compiler import bind_parameters, compilation_target
     from jaxeff_export.compiler.passes import with_state
     from jaxeff_export.importer import import_stablehlo
     from jaxeff_export.operators import operators_for
 
     composites = operators_for(target.settings, example.artifact.any_batch)
     bound = len(example.bound)
-    module = import_stablehlo(example.artifact.stablehlo, composites=composites, parameters=bound)
+    # Bodies of loops and branches are scheduled while they are read. C is compiled for processors
+    # that TVM's features don't describe.
+    known = has_runtime(target.settings)
+    with compilation_target(target.settings) if known else contextlib.nullcontext():
+        module = import_stablehlo(
+            example.artifact.stablehlo, composites=composites, parameters=bound
+        )
     data = len(example.artifact.inputs) - bound
     # From the last argument: what is bound before them changes in number.
     module = with_state(module, [(old - data, new) for old, new in example.places])

@@ -249,12 +249,13 @@ def _inline(sch: Schedule) -> None:
         if sch.get(block).init is not None or len(sch.get(block).writes) != 1:
             continue
         consumers = sch.get_consumers(block)
-        # A producer inlined into a contraction runs once per product instead of once per element.
-        if len(consumers) != 1 or (
-            len(sch.get_loops(block)) and tir.is_contraction(sch.get(consumers[0]))
-        ):
+        # Several consumers can share what is computed, but may each read what is only copied.
+        if len(consumers) != 1 and (not consumers or _copied(sch.get(block)) is None):
             continue
-        if _grows(sch, block, consumers[0]) or _scatters_loads(sch, block, consumers[0]):
+        # A producer inlined into a contraction runs once per product instead of once per element.
+        if len(sch.get_loops(block)) and any(tir.is_contraction(sch.get(c)) for c in consumers):
+            continue
+        if any(_grows(sch, block, c) or _scatters_loads(sch, block, c) for c in consumers):
             continue
         try:
             sch.compute_inline(block)
@@ -279,6 +280,13 @@ def _grows(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
     return reads > 1 and reads * tir.count(sch.get(block).body, object) > _CHEAP
 
 
+def _from(index: tirx.Expr, variable: tirx.Var) -> bool:
+    """Tells whether an index counts up with a variable, from some constant on."""
+    if isinstance(index, tirx.Add) and isinstance(index.b, tirx.IntImm):
+        index = index.a
+    return bool(index.same_as(variable))
+
+
 def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
     """Tells whether a slice is better copied, for a costly consumer to read in vectors.
 
@@ -291,7 +299,7 @@ def _scatters_loads(sch: Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
     run = 1
     iters, shape = sch.get(block).iter_vars, load.source.shape
     for v, index, extent in list(zip(iters, load.indices, shape, strict=False))[::-1]:
-        if len(iters) != len(shape) or not index.same_as(v.var):
+        if len(iters) != len(shape) or not _from(index, v.var):
             break
         run *= int(v.dom.extent)
         if not tvm_ffi.structural_equal(v.dom.extent, extent):

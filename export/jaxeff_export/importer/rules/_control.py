@@ -19,7 +19,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
-from jaxeff_export.compiler import ANY_MACHINE, fuse, schedule_cpu
+from jaxeff_export.compiler import ANY_MACHINE, Machine, fuse, schedule_cpu
 from jaxeff_export.compiler.passes import OUTSIDE
 from jaxeff_export.compiler.tir import (
     called_kernel,
@@ -220,9 +220,11 @@ def copy_statement(
 
 
 def _scheduled(module: tvm.IRModule) -> tvm.IRModule:
-    # The importer knows no target, so bodies get a schedule that suits any machine.
+    # Bodies are scheduled here, for any machine where nobody has said for which one.
+    target = tvm.target.Target.current(allow_none=True)
+    machine = ANY_MACHINE if target is None else Machine.of(target)
     fused = fuse(relax.transform.LegalizeOps()(module))
-    return lets_to_locals(schedule_cpu(fused, ANY_MACHINE))
+    return lets_to_locals(schedule_cpu(fused, machine))
 
 
 class _Body:
