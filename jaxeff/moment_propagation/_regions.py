@@ -324,10 +324,9 @@ def _with_statistics(nodes: Sequence[Node], root: Value, env: Environment) -> No
                 env.values[atom] = gaussian
                 reason = statistics.approximation(symbols[atom], tensor)
                 if reason is not None:
-                    of_rule = dependence.Assumption.at(
-                        env.layer, node.eqn, reason, [root], adds_up=False
+                    env.approximated.append(
+                        dependence.Assumption.at(env.layer, node.eqn, reason, [root], adds_up=False)
                     )
-                    env.approximated.append(of_rule)
 
     for node in nodes:
         if node in masks and node.inputs[2] in symbols:
