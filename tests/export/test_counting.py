@@ -25,7 +25,7 @@ MOST = {"cortex-m7": 134_300, "cortex-m4": 132_700}
 """Instructions of `Small`, one percent above what they are: another compiler's differ a little."""
 BUFFERS = 1_400
 """Bytes of the workspace and of arrays on the stack."""
-LOOPS = {"row_sliding_0": 4_420, "pairs_of_line": 670, "dot_3px_2ch": 1_920, "dot_1px_4ch": 40}
+LOOPS = {"pairs_sliding_0": 4_420, "pairs_of_line": 670, "dot_3px_2ch": 1_920, "dot_1px_4ch": 40}
 """Instructions of the assembler, which no compiler chooses."""
 SURROUNDED = 19_220
 """Of the whole call, one percent above what it is."""

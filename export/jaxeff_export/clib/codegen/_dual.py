@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from jaxeff_export.operators.integer import DualFunction
 
 _BYTE = 8
-_ROWS = {"sliding": "SLIDING", "sliding_down": "SLIDING", "skipping": "SKIPPING"}
-_WINDOWS = "windowed", "striding"
+_LINES = {"windowed": "CLOSE", "striding": "APART"}
+_PAIRS = {"sliding": "SLIDING", "sliding_down": "SLIDING", "skipping": "SKIPPING"}
 _SHORTCUTS = {"none": "NO_SHORTCUT", "codes": "OF_CODES", "float": "OF_FLOATS"}
 _RESULTS = {name: name.upper() for name in ("codes", "whole", "totals", "sums", "fixed")}
 _RESULTS["float"] = "FLOATS"
@@ -47,9 +47,9 @@ def source(functions: Mapping[str, DualFunction]) -> str:
     widths = sorted({f.bits for f in functions.values() if f.bits < _BYTE})
     packed = [f"PACKED({bits})" for bits in widths]
     quick, kinds = list(assembler.values()), {function.kind for function in functions.values()}
-    if kinds & {*_ROWS}:
+    if kinds & {*_PAIRS}:
         quick.append("LINES_OF_PAIRS;")
-    if kinds & {*_WINDOWS}:
+    if kinds & {*_LINES}:
         quick.append("WINDOWS;")
     return render("dual.c", layers=layers, quick=quick, packed=packed)
 
@@ -70,9 +70,12 @@ def _assembler(function: DualFunction) -> tuple[str, str] | None:
         name = f"strip_{finer}" + (f"_of_{bits}" if bits < _BYTE else "")
         sums = f"FEW_BITS({bits})" if bits < _BYTE else "WHOLE_WORDS"
         return name, f"STRIP({name}, {up}, {down}, {sums});"
-    if function.kind in _ROWS:
-        kind = _ROWS[function.kind]
-        name = f"row_{kind.lower()}_{finer}"
+    if function.kind in _LINES:
+        name = f"row_{function.kind}_{finer}"
+        return name, f"ROW({name}, {_LINES[function.kind]}, {up});"
+    if function.kind in _PAIRS:
+        kind = _PAIRS[function.kind]
+        name = f"pairs_{kind.lower()}_{finer}"
         # Weights are raised, as far as they have room, so that sums begin with a bias.
-        return name, f"ROW({name}, {kind}, {'AT_ZERO' if finer else 'AT_BIAS'}, {up});"
+        return name, f"PAIRS({name}, {kind}, {'AT_ZERO' if finer else 'AT_BIAS'}, {up});"
     return None
