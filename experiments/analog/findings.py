@@ -104,36 +104,33 @@ def retraining(report: Report) -> Iterator[Row]:
         yield {"kept": plain["on_chip"] / plain["software"], "tau": float(tau)}
 
 
+def _gain(report: Report, better: str, other: str) -> Row | None:
+    """What a strategy gains on the same chips, two errors of it, and the thesis' gain."""
+    gains = margins.paired(*(
+        _each_chip(report, "on_chip", kind="training", data=report.config["data"], strategy=one)
+        for one in (better, other)
+    ))  # fmt: skip
+    if (tie := margins.margin(gains)) is None:
+        return None
+    theirs = [source.STRATEGIES[name][1] or 0.0 for name in (better, other)]
+    return {
+        "better": better, "gain": float(np.mean(gains)), "tie": tie, "chips": len(gains),
+        "theirs": theirs[0] - theirs[1],
+    }  # fmt: skip
+
+
 def strategy_gains(report: Report) -> Iterator[Row]:
     """Selects pairs of strategies on the same chips, with two errors over chips."""
     for better, other, least in STRATEGY_PAIRS:
-        pair = [
-            _each_chip(report, "on_chip", kind="training", data=report.config["data"], strategy=one)
-            for one in (better, other)
-        ]
-        gains = margins.paired(*pair)
-        if (tie := margins.margin(gains)) is not None:
-            theirs = [source.STRATEGIES[name][1] or 0.0 for name in (better, other)]
-            yield {
-                "better": better, "other": other, "gain": float(np.mean(gains)), "tie": tie,
-                "least": max(least, tie), "theirs": theirs[0] - theirs[1], "chips": len(gains),
-            }  # fmt: skip
+        if row := _gain(report, better, other):
+            yield {**row, "other": other, "least": max(least, row["tie"])}
 
 
 def short_loops(report: Report) -> Iterator[Row]:
     """Selects how much worse than a loop throughout a short one may be, by the lower bound."""
     for short in SHORT_LOOPS:
-        pair = [
-            _each_chip(report, "on_chip", kind="training", data=report.config["data"], strategy=one)
-            for one in (short, "loop")
-        ]
-        gains = margins.paired(*pair)
-        if (tie := margins.margin(gains)) is not None:
-            theirs = [source.STRATEGIES[name][1] or 0.0 for name in (short, "loop")]
-            yield {
-                "short": short, "bound": float(np.mean(gains)) - tie, "chips": len(gains),
-                "theirs": theirs[0] - theirs[1],
-            }  # fmt: skip
+        if row := _gain(report, short, "loop"):
+            yield {**row, "short": short, "bound": row["gain"] - row["tie"]}
 
 
 def sequence_gains(pairs: Any, report: Report) -> Iterator[Row]:

@@ -28,7 +28,7 @@ DEEPER = 0.1
 """AUROC that LeNet-5 gains over the MLP, at least (the thesis: .174, and .18 in section 7.5.1)."""
 LIKE = 0.02
 """What an accuracy may differ from the thesis' on data that are made anew."""
-EXACT = SOURCE["mlp mcmc"]["auroc_dirty"] - SVI_OF_MCMC
+GAIN = SOURCE["mlp mcmc"]["auroc_dirty"] - SVI_OF_MCMC
 """AUROC that MCMC gains over SVI in the thesis, .24."""
 HALF = 0.5
 """Of that: what it gains here, at least."""
@@ -135,7 +135,7 @@ CLAIMS = (
     claim(
         "MLP{prior}: AUROC of MCMC over that of SVI of {images} ({epochs} epochs) by {bound:.2f}, "
         "half of the thesis', or more, in domain {inside}", "gain",
-        h.at_least(HALF * EXACT), EXACT, gains,
+        h.at_least(HALF * GAIN), GAIN, gains,
     ),
     claim(
         "MLP by MCMC: AUROC at least {bound}", "auroc_dirty", h.at_least(0.95),

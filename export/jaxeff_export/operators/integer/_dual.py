@@ -201,15 +201,8 @@ def _in_pairs(form: DualForm, weight_bits: int) -> DualForm:
     kind = _IN_PAIRS[_IN_LINES.index(form.kind)]
     # A result lies over its own input either way, so that it takes no memory of its own.
     if right == 1 and rows > columns == width:
-        kind, rows, columns, height, width, top, left = (
-            DOWN,
-            columns,
-            rows,
-            width,
-            height,
-            left,
-            top,
-        )
+        kind = DOWN
+        rows, columns, height, width, top, left = columns, rows, width, height, left, top
     # Counted: what begins and ends a row takes more than short ones save.
     if columns <= 2 or (right == 2 and columns == 4):
         return form
