@@ -99,15 +99,18 @@ def row(method, error=0.04, **columns):
     return {**place, "ratio": 1.0, "low": 0.9, "high": 1.1, "error": error, **columns}
 
 
-def report(error=0.04, low=0.9, linear=0.04, calibrated=0.1, price=1.0, ratio=1.0, agrees=True):
-    said = {"warned": "", "agrees": agrees, "ratio": ratio, "low": low}
+def report(
+    error=0.04, low=0.9, linear=0.04, calibrated=0.1, price=1.0, ratio=1.0, agrees=True, cost=8.0
+):
+    said = {"warned": "", "agrees": agrees, "ratio": ratio, "low": low,
+            "taken": m.LINEAR, "results": 10}  # fmt: skip
     rows = [
         row(m.DEFAULT, error, **said),
         row(m.LINEAR, linear),
         row(m.CALIBRATED, calibrated),
         row(m.DIAGONAL, cost=2.0, noise="SVI"),
         row(m.CALIBRATED, cost=2 * price, noise="SVI"),
-        row(m.DEFAULT, cost=8.0, noise="SVI", **said),
+        row(m.DEFAULT, cost=cost, noise="SVI", **said),
         row(m.DEFAULT, network="ViT", **said),
     ]
     return Report("moment_variances", "default", {"rounds": 1}, rows, {})
@@ -118,7 +121,7 @@ def report(error=0.04, low=0.9, linear=0.04, calibrated=0.1, price=1.0, ratio=1.
     [({}, 0), ({"error": 0.11}, 1), ({"low": 0.7}, 1), ({"linear": 0.07}, 1),
      ({"calibrated": 0.16}, 1), ({"price": 1.1}, 1), ({"ratio": 0.7}, 3),
      ({"ratio": 0.7, "agrees": False}, 0), ({"ratio": 0.4, "agrees": False}, 1),
-     ({"agrees": False}, 3)],
+     ({"agrees": False}, 3), ({"cost": 27.9}, 0), ({"cost": 28.1}, 1)],
 )  # fmt: skip
 def test_each_target_can_fail(given, failing):
     one = report(**given)

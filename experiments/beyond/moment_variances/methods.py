@@ -52,6 +52,7 @@ def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:
     }
     passes: dict[str, Any] = {method: jax.jit(g) for method, g in uncompiled.items()}
     passes |= {CALIBRATED: jax.jit(moments(f)), LAST: passes[DIAGONAL]}
+    taken = uncompiled[DEFAULT].explain(next(iter(case.posteriors.values())), x[:BATCH]).method
     asked = {DEFAULT, *(settings.methods or passes)}
     passes = {method: g for method, g in passes.items() if method in asked}
     first: dict[str, Row] = {}
@@ -80,7 +81,8 @@ def measure(case: Case, settings: Settings, key: jax.Array) -> Iterator[Row]:
             )
         check = moments_check(keys[2], f, posterior, x[:_CHECKED])
         rows[0] |= {"agrees": check.agrees, "advice": check.advice,
-                    "checked": check.ratio and check.ratio.median}  # fmt: skip
+                    "checked": check.ratio and check.ratio.median,
+                    "taken": taken, "results": outputs[0, 0].size}  # fmt: skip
         for method, spent in seconds.items():
             rows[list(passes).index(method)]["calibration"] = spent
         rows.append({"method": DRAWN, **of_samples(_DRAWS, outputs)})

@@ -15,6 +15,11 @@ SMALL = 0.1
 """Noise up to which targets hold."""
 
 
+def most_of_linear(results: int) -> float:
+    """Times a function's own time that its linear moments may take, of so many results."""
+    return 3 + 2.5 * results
+
+
 @dataclass(frozen=True)
 class Settings:
     """How much is measured.
