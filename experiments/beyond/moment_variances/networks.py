@@ -88,10 +88,10 @@ def _dense(size: int, rngs: nnx.Rngs) -> nnx.Module:
 class MixerBlock(nnx.Module):
     """Two dense layers over tokens, then two over channels (arXiv 2105.01601)."""
 
-    def __init__(self, rngs: nnx.Rngs):
+    def __init__(self, rngs: nnx.Rngs, width: int):
         """Builds the layers."""
-        self.ln1, self.ln2 = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.LayerNorm(WIDTH, rngs=rngs)
-        self.tokens, self.channels = _dense(TOKENS, rngs), _dense(WIDTH, rngs)
+        self.ln1, self.ln2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
+        self.tokens, self.channels = _dense(TOKENS, rngs), _dense(width, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the block's output, of the shape of ``x``."""
@@ -100,13 +100,13 @@ class MixerBlock(nnx.Module):
 
 
 class Mixer(nnx.Module):
-    """Embedded patches, four blocks, and the mean over tokens."""
+    """Embedded patches, blocks, and the mean over tokens."""
 
-    def __init__(self, rngs: nnx.Rngs):
+    def __init__(self, rngs: nnx.Rngs, width: int = WIDTH, depth: int = 4):
         """Builds the layers."""
-        self.embed = nnx.Linear(PATCH, WIDTH, rngs=rngs)
-        self.blocks = nnx.List([MixerBlock(rngs) for _ in range(4)])
-        self.ln, self.fc = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.Linear(WIDTH, 10, rngs=rngs)
+        self.embed = nnx.Linear(PATCH, width, rngs=rngs)
+        self.blocks = nnx.List([MixerBlock(rngs, width) for _ in range(depth)])
+        self.ln, self.fc = nnx.LayerNorm(width, rngs=rngs), nnx.Linear(width, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns logits."""
