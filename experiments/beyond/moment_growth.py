@@ -154,14 +154,14 @@ LINES = ("width", {"depth": DEPTH}), ("depth", {"width": WIDTH})
 """What grows, and what stays."""
 
 
-def passes(report: h.Report, **fixed: int) -> list[h.Row]:
+def passes(fixed: dict[str, int]) -> h.Chosen:
     """Selects the rows of methods whose networks have a width, or a depth."""
-    return [row for row in h.where(**fixed)(report) if row["method"] != ALONE]
+    return lambda report: [row for row in h.where(**fixed)(report) if row["method"] != ALONE]
 
 
 def exponents(report: h.Report) -> list[h.Row]:
     """How times grow with width and with depth, a row for each method and direction."""
-    rows = []
+    rows: list[h.Row] = []
     for along, fixed in LINES:
         for method in (ALONE, LINEAR, CALIBRATED):
             line = h.where(method=method, **fixed)(report)
@@ -175,7 +175,8 @@ def exponents(report: h.Report) -> list[h.Row]:
 
 def _slope(rows: Iterable[h.Row], along: str, column: str) -> float:
     points = [(math.log(row[along]), math.log(row[column])) for row in rows]
-    return float(np.polyfit(*np.transpose(points), 1)[0])
+    x, y = np.transpose(points)
+    return float(np.polyfit(x, y, 1)[0])
 
 
 claim = partial(h.Claim, needs="default")
@@ -198,7 +199,7 @@ PASSES = h.having("run")
 PLOTS = tuple(
     h.Plot(
         along,
-        h.Curves(along, "run", partial(passes, **fixed), "{method}",
+        h.Curves(along, "run", passes(fixed), "{method}",
                  guides=(most_of_linear(RESULTS),),
                  axes={"xscale": "log", "yscale": "log", "xlabel": along,
                        "ylabel": "time over the network's"}),

@@ -238,9 +238,10 @@ def rows(run: h.Run[Settings], number: int) -> Iterable[h.Row]:
         for name, w in program.params.items()
     }
     g = moments(program)
+    calls: dict[str, Callable[..., Any]] = {CALLS[0]: g, CALLS[1]: jax.jit(g)}
     propagated = {}
     warned = {}
-    for call, called in zip(CALLS, (g, jax.jit(g)), strict=True):
+    for call, called in calls.items():
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             propagated[call] = called(posterior, x)
