@@ -123,12 +123,25 @@ def are_of_sites(factors: Mapping[str, Array]) -> bool:
     return any(not name.startswith(RESULT) for name in factors)
 
 
-def with_factors(rule: Callable[..., Any], factors: Mapping[str, Array]) -> Callable[..., Any]:
-    """Makes a rule whose results have the factors of their sites."""
+def with_factors(
+    rule: Callable[..., Any], factors: Mapping[str, Array], is_sum: Callable[[Layer], bool]
+) -> Callable[..., Any]:
+    """Makes a rule whose results have the factors of their sites.
+
+    `is_sum` says of a layer whether the variance of its result is the sum of its operands' ones.
+    """
     if not factors:
         return rule
 
     def scaled(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
+        # XLA computes what ends in a sum of two arrays once, and what ends in a product with a
+        # factor again in every loop that reads it: along a residual stream all of what is before.
+        known = layer.site in factors and may_scale(layer)
+        if known and is_sum(layer) and all(map(_values.is_random, values)):
+            factor = factor_of(factors, layer.site, values[0])
+            terms = [_values.to_variance(x) for x in values]
+            values = tuple(_values.Gaussian(x.mean, x.var * factor) for x in terms)
+            return rule(layer, key, *values)
         outputs: Sequence[Any] = rule(layer, key, *values)
         if layer.site not in factors or not is_scaled(layer, outputs[0]):
             return outputs

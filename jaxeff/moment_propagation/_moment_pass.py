@@ -186,7 +186,8 @@ class Propagation:
             rule = once_for_equal(prepared, rule)
         # Factors come after the rule and before the next layer, as they were measured; equal layers
         # have others each.
-        outputs = propagation.outputs(prepared, _calibrated.with_factors(rule, factors), values)
+        scaled = _calibrated.with_factors(rule, factors, propagation.is_sum)
+        outputs = propagation.outputs(prepared, scaled, values)
         return _calibrated.with_regressions(gaussian_results(prepared, outputs), factors)
 
     def outputs(
@@ -212,6 +213,18 @@ class Propagation:
             return program
         program = fuse_attention(program, random, self.rules)
         return dependence.fuse_dependent(program, random, self.note)
+
+    def is_sum(self, layer: Layer) -> bool:
+        """Returns whether the variance of a layer's result is the sum of its two operands' ones."""
+        shapes = {v.aval.shape for v in (*layer.inputs, *layer.outputs)}
+        primitives = [node.primitive for node in layer.nodes]
+        return (
+            layer.kind == "elementwise"
+            and primitives in ([p.add_p], [p.sub_p])
+            and primitives[0] not in self.rules
+            and len(layer.inputs) == 2
+            and len(shapes) == 1
+        )
 
     def _quantize(self, layer: Layer, values: Sequence[Any]) -> list[Any]:
         """Quantizes a random value; for derivatives rounding has slope one.

@@ -465,7 +465,8 @@ def sampled(f: Callable[..., Any]) -> Callable[..., Any]:
         for position, argument in enumerate(args):
             core.check_params(f"sampled: argument {position}", argument)
         program, values, factors = moment_pass.read(f, args, kwargs)
-        moments_of = with_factors(Propagation({}, "variance", lambda _: None).layer, factors)
+        propagation = Propagation({}, "variance", lambda _: None)
+        moments_of = with_factors(propagation.layer, factors, propagation.is_sum)
 
         def rule(layer: Layer, at: Any, *inputs: Any) -> Sequence[Any]:
             outputs = moments_of(layer, None, *inputs)
