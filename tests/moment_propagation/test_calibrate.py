@@ -16,6 +16,7 @@ from jaxeff.moment_propagation._calibrated import (
     state_error,
 )
 from jaxeff.nn import MLP, TransformerEncoder
+from jaxeff.program import trace
 
 
 class Residual(nnx.Module):
@@ -173,6 +174,27 @@ def test_beside_factors_of_sites_dear_rules_are_short():
     assert exponentials(posterior) == 8
     assert exponentials(Calibrated(posterior, {"blocks/0/fc1": jnp.ones(32)})) == 3
     assert exponentials(Calibrated(posterior, {"linear result 0": jnp.ones(4)})) == 8
+
+
+def test_xla_computes_a_residual_stream_once():
+    """Twice the blocks make twice the program: no loop repeats what is before it."""
+
+    def stream(params, x):
+        for w in params:
+            x = x + jax.nn.relu(jax.nn.standardize(x) @ w)
+        return x
+
+    def instructions(depth):
+        weights = [jnp.eye(16)] * depth
+        posterior = [Gaussian(w, jnp.full_like(w, 1e-4)) for w in weights]
+        sites = [layer.site for layer in trace(stream, weights, jnp.zeros((8, 16))).layers]
+        sums = {site: jnp.ones(16) for site in sites if site.startswith("add")}
+        assert len(sums) == depth
+        calibrated = Calibrated(posterior, sums)
+        compiled = jax.jit(moments(stream)).lower(calibrated, jnp.zeros((8, 16))).compile()
+        return compiled.as_text().count(" = ")
+
+    assert instructions(16) < 2.1 * instructions(8)
 
 
 def test_what_cannot_be_measured_is_refused():
