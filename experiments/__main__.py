@@ -44,6 +44,7 @@ MODULES = (
     "beyond.learning_spotter",
     "beyond.microcontroller",
     "beyond.moment_gaps",
+    "beyond.moment_growth",
     "beyond.moment_prices",
     "beyond.moment_sharing",
     "beyond.moment_variances",
