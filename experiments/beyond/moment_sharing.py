@@ -301,7 +301,7 @@ STUDY = h.Study(
     (
         h.Claim(
             "program {program}, {call}: no variance is off in silence", "status",
-            lambda _, found: found != "silent", None, h.every, "default",
+            lambda _, judged: judged != "silent", None, h.every, "default",
         ),
         h.Claim("of {warned} warnings with values, the share that are right", "share",
                 h.at_least(0.9), 0.9, alarms, "default"),

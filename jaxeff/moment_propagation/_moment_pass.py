@@ -34,7 +34,7 @@ from jaxeff.program import (
     plain_rule,
     read_out_by,
 )
-from jaxeff.program.ir import Value, run_nodes
+from jaxeff.program.ir import Value, primitives, run_nodes
 from jaxeff.program.reading import trace_live
 
 
@@ -217,11 +217,11 @@ class Propagation:
     def is_sum(self, layer: Layer) -> bool:
         """Returns whether the variance of a layer's result is the sum of its two operands' ones."""
         shapes = {v.aval.shape for v in (*layer.inputs, *layer.outputs)}
-        primitives = [node.primitive for node in layer.nodes]
+        kept = primitives.SUMS - self.rules.keys()
         return (
             layer.kind == "elementwise"
-            and primitives in ([p.add_p], [p.sub_p])
-            and primitives[0] not in self.rules
+            and len(layer.nodes) == 1
+            and layer.nodes[0].primitive in kept
             and len(layer.inputs) == 2
             and len(shapes) == 1
         )

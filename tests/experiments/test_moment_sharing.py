@@ -5,7 +5,7 @@ from experiments.harness import Report
 
 
 @pytest.mark.parametrize(
-    ("ratios", "warned", "found"),
+    ("ratios", "warned", "judged"),
     [
         ((0.9, 1.0, 1.1), False, "right"),
         ((0.9, 1.0, 1.1), True, "false alarm"),
@@ -16,18 +16,18 @@ from experiments.harness import Report
         ((0.7, 0.79, 1.1), False, "silent"),
     ],
 )
-def test_a_call_is_judged_by_ratios_and_what_was_said(ratios, warned, found):
-    assert sharing.status(*ratios, warned) == found
+def test_a_call_is_judged_by_ratios_and_what_was_said(ratios, warned, judged):
+    assert sharing.status(*ratios, warned) == judged
 
 
-def report(found, call="with values"):
+def report(statuses, call="with values"):
     rows = [{"program": i, "call": call, "method": "diagonal", "status": one, "ratio": 1.0}
-            for i, one in enumerate(found)]  # fmt: skip
+            for i, one in enumerate(statuses)]  # fmt: skip
     return Report("moment_sharing", "default", {}, rows, {})
 
 
 @pytest.mark.parametrize(
-    ("found", "call", "failing"),
+    ("statuses", "call", "failing"),
     [
         (["told"] * 9 + ["false alarm", "right"], "with values", 0),
         (["told"] * 8 + ["false alarm"], "with values", 1),
@@ -36,7 +36,7 @@ def report(found, call="with values"):
         (["silent", "told"], "with values", 1),
     ],
 )
-def test_silence_and_false_alarms_fail(found, call, failing):
-    one = report(found, call)
+def test_silence_and_false_alarms_fail(statuses, call, failing):
+    one = report(statuses, call)
     sharing.STUDY.judge(one)
     assert [check["passed"] for check in one.checks].count(False) == failing

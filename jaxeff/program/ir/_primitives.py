@@ -55,6 +55,8 @@ IN_PLACE = {
 REARRANGING = {p.reshape_p, p.rev_p, p.slice_p, p.squeeze_p, p.transpose_p}
 VIEWS = REARRANGING | {p.broadcast_in_dim_p}
 
+SUMS = {p.add_p, p.sub_p, p.add_jaxvals_p}
+
 # They move, add, merge and split whole axes.
 MOVES = VIEWS - {p.rev_p, p.slice_p}
 

@@ -293,7 +293,6 @@ def _ordered(layers: Iterable[Layer], graph: Graph) -> list[Layer]:
 
 
 _LOOK_UPS = {prim.p.gather_p, prim.p.dynamic_slice_p}
-_SUMS = {prim.p.add_p, prim.p.sub_p, prim.p.add_jaxvals_p}
 
 
 def parameter_names(layers: Sequence[Layer]) -> dict[Layer, str]:
@@ -334,7 +333,7 @@ def _rank(layer: Layer) -> int:
     if layer.kind == "linear" or any(n.primitive in _LOOK_UPS for n in layer.nodes):
         return 0
     meets = [n for n in layer.nodes if {(v.is_data, bool(v.leaves)) for v in n.values} >= _MEETING]
-    return 2 if meets and all(n.primitive in _SUMS for n in meets) else 1
+    return 2 if meets and all(n.primitive in prim.SUMS for n in meets) else 1
 
 
 _MEETING = {(True, False), (False, True)}  # data, and what came from a parameter
