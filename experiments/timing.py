@@ -5,9 +5,10 @@ without another from the same run. Engines have threads that wait for the next c
 up to a tenth of a second: a turn begins when those of the turn before have gone to sleep.
 """
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -53,6 +54,14 @@ def interleaved(
         for name, values in times.items():
             summaries[name]["ratio"] = ratio(values, times[relative_to])
     return summaries
+
+
+@contextlib.contextmanager
+def processor_seconds(into: list[float]) -> Iterator[None]:
+    """Adds how many seconds of a processor a block takes."""
+    start = time.process_time()
+    yield
+    into.append(time.process_time() - start)
 
 
 def metered(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> Meter:

@@ -22,16 +22,15 @@ within .2 of the network's, compilation of 8 times with an exponent in depth of 
 three training steps' memory; calibrated, compilation of 8 times.
 """
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Annotated, Any
 
 import jax
-import numpy as np
 import optax
 from flax import nnx
 
@@ -39,12 +38,13 @@ import experiments.harness as h
 import jaxeff
 from experiments.beyond.moment_variances.networks import PATCH, TOKENS, Mixer, spread
 from experiments.beyond.moment_variances.recipe import most_of_linear
-from experiments.timing import measure_rounds, metered, ratio
+from experiments.timing import measure_rounds, metered, processor_seconds, ratio
 from jaxeff.moment_propagation import calibrate_moments, moments
 
 LINEAR, CALIBRATED, ALONE = "linear", "calibrated", "alone"
 BATCH, RESULTS, NOISE = 4, 10, 0.1
 WIDTH, DEPTH = 64, 2
+OPTIMIZER = optax.adam(1e-3)
 COMPILATIONS = 8.0
 """Times the network's own compilation that a pass may take."""
 STEPS = 3.0
@@ -89,10 +89,10 @@ def of_size(run: h.Run[Settings], size: tuple[int, int]) -> Iterable[h.Row]:
     calls: dict[str, tuple[Callable[..., Any], Any]] = {
         ALONE: (f, params),
         LINEAR: (moments(f, method="linear"), posterior),
-        CALIBRATED: (moments(f, method="diagonal"), factors),
+        CALIBRATED: (moments(f, method="calibrated"), factors),
     }
     compiled, spent = _compiled(calls, x, run.settings.compilations)
-    step = _memory(jax.jit(_training_step(f)).lower(*_start(params), x).compile())
+    step = jax.jit(_training_step(f)).lower(params, OPTIMIZER.init(params), x).compile()
     meters = {
         name: metered(partial(compiled[name], weights, x), time.process_time)
         for name, (_, weights) in calls.items()
@@ -101,13 +101,12 @@ def of_size(run: h.Run[Settings], size: tuple[int, int]) -> Iterable[h.Row]:
     for name in calls:
         row = {
             "width": width, "depth": depth, "method": name,
-            "seconds": float(np.median(times[name])),
-            "compile_seconds": float(np.median(spent[name])),
+            "seconds": median(times[name]) / 1e3, "compile_seconds": median(spent[name]),
         }  # fmt: skip
         if name != ALONE:
             row["run"] = ratio(times[name], times[ALONE])
             row["compile"] = ratio(spent[name], spent[ALONE])
-            row["memory"] = _memory(compiled[name]) / step
+            row["memory"] = _memory(compiled[name]) / _memory(step)
         yield row
 
 
@@ -120,10 +119,9 @@ def _compiled(
     for _ in range(rounds):
         for name, (g, weights) in calls.items():
             jax.clear_caches()
-            start = time.process_time()
             # Another function each time: JAX finds the trace of one that it has seen.
-            compiled[name] = jax.jit(partial(g)).lower(weights, x).compile()
-            spent[name].append(time.process_time() - start)
+            with processor_seconds(spent[name]):
+                compiled[name] = jax.jit(partial(g)).lower(weights, x).compile()
     return compiled, spent
 
 
@@ -132,19 +130,14 @@ def _memory(compiled: Any) -> int:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-def _start(params: Any) -> tuple[Any, Any]:
-    return params, optax.adam(1e-3).init(params)
-
-
 def _training_step(f: Callable[..., Any]) -> Callable[..., Any]:
     """One update by Adam of a cross-entropy whose labels are all the first."""
-    optimizer = optax.adam(1e-3)
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
         return -jax.nn.log_softmax(f(params, x))[:, 0].mean()
 
     def step(params: Any, state: Any, x: jax.Array) -> tuple[Any, Any]:
-        updates, state = optimizer.update(jax.grad(loss)(params, x), state, params)
+        updates, state = OPTIMIZER.update(jax.grad(loss)(params, x), state, params)
         return optax.apply_updates(params, updates), state
 
     return step
@@ -167,16 +160,11 @@ def exponents(report: h.Report) -> list[h.Row]:
             line = h.where(method=method, **fixed)(report)
             if len({row[along] for row in line}) < 2:
                 continue
-            slopes = {name: _slope(line, along, name) for name in ("seconds", "compile_seconds")}
+            columns = "seconds", "compile_seconds"
+            slopes = {name: h.exponent(line, along, name) for name in columns}
             rows.append({"along": along, "method": method, **slopes})
     alone = {row["along"]: row["seconds"] for row in rows if row["method"] == ALONE}
     return [{**row, "beyond": row["seconds"] - alone[row["along"]]} for row in rows]
-
-
-def _slope(rows: Iterable[h.Row], along: str, column: str) -> float:
-    points = [(math.log(row[along]), math.log(row[column])) for row in rows]
-    x, y = np.transpose(points)
-    return float(np.polyfit(x, y, 1)[0])
 
 
 claim = partial(h.Claim, needs="default")

@@ -59,8 +59,6 @@ ON_CORE = ("ViT", "decoder LM", "DS-CNN")  # small enough for a microcontroller
 NOISE = 0.1
 CHEAP = 2.5
 """Times a network's time that a calibrated pass may take."""
-FEW = 64
-"""Results an example up to which the linear method is priced, as `moments` takes it."""
 _BATCH, _EXAMPLES, _CHANNELS = 10, 160, 32
 
 
@@ -118,7 +116,7 @@ def of_network(run: h.Run[Settings], task: tuple[str, str]) -> Iterable[h.Row]:
         for row in on_core(name, passes, x[:1]):
             yield row | {"results": results}
         return
-    if results <= FEW:
+    if moments(f).explain(posterior, x).method == LINEAR:
         passes[LINEAR] = moments(f, method="linear"), posterior
     meters = {method: METERS[engine](g, taken, x) for method, (g, taken) in passes.items()}
     if engine == "XLA, dots alone":  # the option may make the network itself slower

@@ -37,7 +37,7 @@ from jaxeff.moment_propagation import MomentsWarning
 
 BOUNDS, SINGLE = (0.8, 1.25), (0.5, 2.0)
 """What is right of the median of ratios, and of 5 to 95 % of them."""
-CALLS = "with values", "under jit"
+WITH_VALUES, UNDER_JIT = CALLS = "with values", "under jit"
 EXAMPLES, TOKENS, CHANNELS, MANY = 3, 16, 12, 80
 STATUSES = "right", "told", "false alarm", "silent"
 
@@ -237,15 +237,6 @@ def rows(run: h.Run[Settings], number: int) -> Iterable[h.Row]:
         name: Gaussian(w, jnp.full_like(w, (noise * jnp.std(w)) ** 2))
         for name, w in program.params.items()
     }
-    g = moments(program)
-    calls: dict[str, Callable[..., Any]] = {CALLS[0]: g, CALLS[1]: jax.jit(g)}
-    propagated = {}
-    warned = {}
-    for call, called in calls.items():
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            propagated[call] = called(posterior, x)
-        warned[call] = [str(w.message) for w in told if issubclass(w.category, MomentsWarning)]
 
     @jax.jit
     def sampled(key: jax.Array) -> jax.Array:
@@ -255,13 +246,20 @@ def rows(run: h.Run[Settings], number: int) -> Iterable[h.Row]:
 
     keys = jax.random.split(jax.random.key(1), draws)
     var = np.asarray(jax.lax.map(sampled, keys, batch_size=128)).var(0, ddof=1)
-    for call, result in propagated.items():
-        low, ratio, high = np.quantile(np.asarray(result.var) / var, (0.05, 0.5, 0.95)).tolist()
+    g = moments(program)
+    method = g.explain(posterior, x).method
+    calls: dict[str, Callable[..., Any]] = {WITH_VALUES: g, UNDER_JIT: jax.jit(g)}
+    for call, called in calls.items():
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            propagated = called(posterior, x)
+        warned = [str(w.message) for w in told if issubclass(w.category, MomentsWarning)]
+        low, ratio, high = np.quantile(np.asarray(propagated.var) / var, (0.05, 0.5, 0.95)).tolist()
         yield {
             "program": number, "steps": ", ".join(program.names), "call": call,
-            "method": g.explain(posterior, x).method, "ratio": ratio, "low": low, "high": high,
-            "status": status(low, ratio, high, bool(warned[call])),
-            "words": " ".join(warned[call]),
+            "method": method, "ratio": ratio, "low": low, "high": high,
+            "status": status(low, ratio, high, bool(warned)),
+            "words": " ".join(warned),
         }  # fmt: skip
 
 
@@ -285,7 +283,7 @@ def counts(report: h.Report) -> list[h.Table]:
 
 def alarms(report: h.Report) -> list[h.Row]:
     """Of the warnings that were given with values, the share that are right."""
-    number = Counter(row["status"] for row in h.where(call=CALLS[0])(report))
+    number = Counter(row["status"] for row in h.where(call=WITH_VALUES)(report))
     warned = number["told"] + number["false alarm"]
     return [{"warned": warned, "share": number["told"] / warned}] if warned else []
 
@@ -309,7 +307,7 @@ STUDY = h.Study(
     (
         h.Plot(
             "ratios",
-            h.Dots("{method}", "ratio", h.where(call=CALLS[0]), hue="{status}", guides=BOUNDS,
+            h.Dots("{method}", "ratio", h.where(call=WITH_VALUES), hue="{status}", guides=BOUNDS,
                    axes={"xscale": "log", "xlabel": "variance over that of draws, median"}),
             size=(6, 2.4),
         ),

@@ -25,6 +25,7 @@ from experiments.harness.rows import (
     averaged,
     error,
     every,
+    exponent,
     extra,
     grouped,
     having,
@@ -47,7 +48,7 @@ __all__ = [
     "ADDED", "SELECTS", "SIZELESS", "Bars", "Chosen", "Claim", "Count", "Curves", "Dots", "Found",
     "Kept", "Least", "Listing", "Panel", "Panels", "Part", "Plot", "Refused", "Report", "Row",
     "Rule", "Run", "Selection", "Stacks", "Study", "Table", "above", "apart", "at_least", "at_most",
-    "average", "averaged", "below", "choose", "equals", "error", "every", "extra", "grouped",
-    "having", "highest", "histograms", "labelled", "least", "mean", "means", "most", "near",
-    "painted", "pivot", "plus_minus", "summary", "true", "where", "without_curves",
+    "average", "averaged", "below", "choose", "equals", "error", "every", "exponent", "extra",
+    "grouped", "having", "highest", "histograms", "labelled", "least", "mean", "means", "most",
+    "near", "painted", "pivot", "plus_minus", "summary", "true", "where", "without_curves",
 ]  # fmt: skip

@@ -26,6 +26,12 @@ def error(values: Iterable[Any]) -> float | None:
     return float(np.std(known, ddof=1) / len(known) ** 0.5) if len(known) > 1 else None
 
 
+def exponent(rows: Sequence[Row], over: str, of: str) -> float:
+    """The exponent of a power law of one column over another, fitted in logarithms."""
+    x, y = (np.log([row[name] for row in rows]) for name in (over, of))
+    return float(np.polyfit(x, y, 1)[0])
+
+
 def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     """Rows that agree in some columns, by what they have there."""
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)

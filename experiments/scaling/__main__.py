@@ -98,9 +98,7 @@ def measure(run: Run[Plan], task: Task) -> Iterator[Row]:
 def growth(rows: Sequence[Row], over: str, of: str) -> tuple[float, float]:
     """The exponent of a power law of one column over another, fitted in logarithms; its R²."""
     x, y = (np.log([row[key] for row in rows]) for key in (over, of))
-    slope, intercept = np.polyfit(x, y, 1)
-    residual = np.sum((y - slope * x - intercept) ** 2)
-    return float(slope), float(1 - residual / np.sum((y - y.mean()) ** 2))
+    return h.exponent(rows, over, of), float(np.corrcoef(x, y)[0, 1] ** 2)
 
 
 def series(report: Report, over: str, **which: str) -> list[Row]:

@@ -128,22 +128,23 @@ def with_factors(
 ) -> Callable[..., Any]:
     """Makes a rule whose results have the factors of their sites.
 
-    `is_sum` says of a layer whether the variance of its result is the sum of its operands' ones.
+    `is_sum` says of a layer whether its rule adds the variances of its operands.
     """
     if not factors:
         return rule
 
     def scaled(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:
-        # XLA computes what ends in a sum of two arrays once, and what ends in a product with a
-        # factor again in every loop that reads it: along a residual stream all of what is before.
-        known = layer.site in factors and may_scale(layer)
-        if known and is_sum(layer) and all(map(_values.is_random, values)):
+        if layer.site not in factors or not may_scale(layer):
+            return rule(layer, key, *values)
+        if is_sum(layer) and all(map(_values.is_random, values)):
+            # XLA computes what ends in a sum of two arrays once, and what ends in a product with a
+            # factor again in every loop that reads it: along a residual stream, all that is before.
             factor = factor_of(factors, layer.site, values[0])
             terms = [_values.to_variance(x) for x in values]
             values = tuple(_values.Gaussian(x.mean, x.var * factor) for x in terms)
             return rule(layer, key, *values)
         outputs: Sequence[Any] = rule(layer, key, *values)
-        if layer.site not in factors or not is_scaled(layer, outputs[0]):
+        if not is_scaled(layer, outputs[0]):
             return outputs
         factor = factor_of(factors, layer.site, outputs[0])
         return [_values.Gaussian(outputs[0].mean, outputs[0].var * factor), *outputs[1:]]

@@ -215,16 +215,13 @@ class Propagation:
         return dependence.fuse_dependent(program, random, self.note)
 
     def is_sum(self, layer: Layer) -> bool:
-        """Returns whether the variance of a layer's result is the sum of its two operands' ones."""
-        shapes = {v.aval.shape for v in (*layer.inputs, *layer.outputs)}
-        kept = primitives.SUMS - self.rules.keys()
-        return (
-            layer.kind == "elementwise"
-            and len(layer.nodes) == 1
-            and layer.nodes[0].primitive in kept
-            and len(layer.inputs) == 2
-            and len(shapes) == 1
-        )
+        """Returns whether a layer's rule adds the variances of two operands of one shape."""
+        if layer.kind != "elementwise" or len(layer.nodes) != 1 or len(layer.inputs) != 2:
+            return False
+        primitive = layer.nodes[0].primitive
+        if primitive not in primitives.SUMS or primitive in self.rules:
+            return False
+        return len({v.aval.shape for v in (*layer.inputs, *layer.outputs)}) == 1
 
     def _quantize(self, layer: Layer, values: Sequence[Any]) -> list[Any]:
         """Quantizes a random value; for derivatives rounding has slope one.

@@ -43,8 +43,8 @@ def small(row: Row) -> bool:
 
 
 def convolutional(row: Row) -> bool:
-    """Whether a row is of a convolutional network at small noise, or of its costs."""
-    return row["network"] in recipe.CONVOLUTIONAL and (small(row) or row["noise"] == recipe.SVI)
+    """Whether a row is of a convolutional network at small noise."""
+    return row["network"] in recipe.CONVOLUTIONAL and small(row)
 
 
 def priced(report: Report) -> list[Row]:
@@ -58,7 +58,7 @@ def priced(report: Report) -> list[Row]:
 
 
 def most(row: Row) -> float:
-    """Times the network's time that its default may take, by the method which that took."""
+    """Times the network's time that its default may take, by the method it took."""
     return recipe.most_of_linear(row["results"]) if row["taken"] == m.LINEAR else 10.0
 
 
@@ -68,11 +68,11 @@ of_variances = partial(claim, regardless=("rounds",))
 of, default = (lambda method: h.where(method=method)), h.where(method=m.DEFAULT)
 CLAIMS = (
     of_variances("{network}, {noise}: median error", "error", h.at_most(0.10), 0.10, default,
-                 when=lambda row: convolutional(row) and small(row)),
+                 when=convolutional),
     of_variances("{network}, {noise}: 5 % of variances", "low", h.at_least(0.75), 0.75, default,
-                 when=lambda row: convolutional(row) and small(row)),
+                 when=convolutional),
     of_variances("{network}, {noise}: 95 % of variances", "high", h.at_most(1.3), 1.3, default,
-                 when=lambda row: convolutional(row) and small(row)),
+                 when=convolutional),
     claim("{network}: time over the network's, {taken}, {results} results", "cost",
           lambda row, cost: cost <= most(row), most, default),
     of_variances("{network}, {noise}: within .5 to 2, or warned of", "ratio",

@@ -1,10 +1,9 @@
 """What is waited for at a network: a function per transform and per call of the host."""
 
-import contextlib
 import functools
 import importlib.util
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -17,7 +16,7 @@ from flax.errors import FlaxError
 import jaxeff
 from experiments.beyond.zoo import models as zoo
 from experiments.harness import Row
-from experiments.timing import interleaved
+from experiments.timing import interleaved, processor_seconds
 from jaxeff import Additive, Crossbar, Gaussian, Int, LoRA
 from jaxeff.adapters import init_lora
 from jaxeff.compression import calibrate, ptq
@@ -204,10 +203,10 @@ def function(s: Subject, name: str, rounds: int) -> Row:
     for _ in range(rounds):
         for of, (g, args) in both.items():
             jax.clear_caches()
-            with _seconds(seconds[of]["trace"]):
+            with processor_seconds(seconds[of]["trace"]):
                 traced = jax.jit(g).trace(*args)
             equations[of] = _count(traced.jaxpr.jaxpr, set())
-            with _seconds(seconds[of]["compile"]):
+            with processor_seconds(seconds[of]["compile"]):
                 compiled = traced.lower().compile()
             calls[of] = lambda compiled=compiled, args=args: compiled(*args)
     row: Row = {"equations": equations["ours"]}
@@ -228,14 +227,6 @@ def _count(jaxpr: Any, seen: set[int]) -> int:
     seen.add(id(jaxpr))
     inside = (sub.jaxpr for eqn in jaxpr.eqns for sub in jax_internals.sub_jaxprs(eqn))
     return len(jaxpr.eqns) + sum(_count(sub, seen) for sub in inside)
-
-
-@contextlib.contextmanager
-def _seconds(into: list[float]) -> Iterator[None]:
-    """Adds how many seconds of a processor a block takes."""
-    start = time.process_time()
-    yield
-    into.append(time.process_time() - start)
 
 
 def _convert(s: Subject) -> Callable[[], Any]:
@@ -314,7 +305,7 @@ def call(s: Subject, name: str) -> Row:
     run: Callable[[], Any] = CALLS[name](s)
     times: list[float] = []
     for _ in range(2):
-        with _seconds(times):
+        with processor_seconds(times):
             result = run()
             jax.block_until_ready(
                 [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]

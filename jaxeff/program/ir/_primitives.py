@@ -51,11 +51,12 @@ IN_PLACE = {
     p.copy_p, p.device_put_p, p.name_p, p.sharding_constraint_p, core.pvary_p, core.reshard_p,
 }  # fmt: skip
 
+# They add their operands entry by entry, the second perhaps with the other sign.
+SUMS = {p.add_p, p.sub_p, p.add_jaxvals_p}
+
 # Each entry of the result is one of the operand's: at most once, or repeated too.
 REARRANGING = {p.reshape_p, p.rev_p, p.slice_p, p.squeeze_p, p.transpose_p}
 VIEWS = REARRANGING | {p.broadcast_in_dim_p}
-
-SUMS = {p.add_p, p.sub_p, p.add_jaxvals_p}
 
 # They move, add, merge and split whole axes.
 MOVES = VIEWS - {p.rev_p, p.slice_p}
