@@ -22,7 +22,8 @@ assert [spec[site].weights.bits for site in sites] == [8, 2, 8]
 
 import itertools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
@@ -33,6 +34,31 @@ from jaxeff.compression.quantizers import Uniform
 from jaxeff.program import Cost, LayerCost, SpecError, Target, deciding_patterns
 
 Allowed = Mapping[str, Collection[int]]
+Pair = tuple[int | None, int | None]
+"""Widths of a site's weights and of its activations; None for what is left as it is."""
+
+
+class WidthChoices(TypedDict, total=False):
+    """Which widths a site may have; `AllowedWidths` has their meaning and defaults."""
+
+    weights: Allowed | None
+    activations: Allowed | None
+    together: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllowedWidths:
+    """The widths that sites may have.
+
+    Attributes:
+        weights: Allowed widths of weights by pattern of sites; None for all that were measured.
+        activations: Allowed widths of activations, in the same form.
+        together: Whether the weights and the activations of a site have the same width.
+    """
+
+    weights: Allowed | None = None
+    activations: Allowed | None = None
+    together: bool = False
 
 
 class _Option(NamedTuple):
@@ -50,16 +76,15 @@ class _Option(NamedTuple):
     activations=core.string_mapping,
     method=core.function_of_form("method(bits)"),
 )
+@core.forwards(AllowedWidths, WidthChoices)
 def allocate_bits(
     sensitivity: BitSensitivity,
     cost: Cost,
     budget: float,
     *,
     unit: str = "weights",
-    weights: Allowed | None = None,
-    activations: Allowed | None = None,
-    together: bool = False,
     method: Callable[[int], Quantizer] = Uniform,
+    **widths: Unpack[WidthChoices],
 ) -> dict[str, LayerQuantization | None]:
     """Chooses the widths of least damage within a budget.
 
@@ -75,11 +100,11 @@ def allocate_bits(
         budget: Total cost that the sites of `sensitivity` may have, for the batch that `cost` was
             counted for. What "weights" doesn't count, activations, takes the width of least damage.
         unit: "weights": bits of their codes. "bops": bit operations.
-        weights: Allowed widths of weights by pattern of sites, such as `{"conv1": (8,), "fc*":
-            range(2, 5)}`; the most specific pattern decides. Elsewhere all that were measured.
-        activations: Allowed widths of activations, in the same form.
-        together: Whether the weights and the activations of a site have the same width.
         method: Function from a bit width to a quantizer.
+        **widths: `weights`, the allowed widths of weights by pattern of sites, such as `{"conv1":
+            (8,), "fc*": range(2, 5)}`; the most specific pattern decides, and elsewhere all that
+            were measured are allowed. `activations`, those of activations, in the same form.
+            `together`, whether the weights and the activations of a site have the same width.
 
     Returns:
         `LayerQuantization(method(weight bits), method(activation bits))` by site.
@@ -92,11 +117,9 @@ def allocate_bits(
     core.check_choice("unit", unit, ("weights", "bops"))
     _check(sensitivity)
     rows = _rows(sensitivity, cost)
-    choices = _widths(sensitivity, rows, weights, activations)
-    options = [
-        _options(sensitivity, i, row, unit, *choices[row.site], together)
-        for i, row in enumerate(rows)
-    ]
+    allowed = AllowedWidths(**widths)
+    pairs = _pairs(sensitivity, rows, allowed)
+    options = [_options(sensitivity, i, row, unit, pairs[row.site]) for i, row in enumerate(rows)]
     least = sum(min(option.cost for option in site) for site in options)
     if least > budget:
         what = "bits of weights" if unit == "weights" else "bit operations"
@@ -141,23 +164,20 @@ def _rows(sensitivity: BitSensitivity, cost: Cost) -> list[LayerCost]:
     return [known[site] for site in sensitivity.sites]
 
 
-def _widths(
-    sensitivity: BitSensitivity,
-    rows: list[LayerCost],
-    weights: Allowed | None,
-    activations: Allowed | None,
-) -> dict[str, tuple[list[int], list[int]]]:
+def _pairs(
+    sensitivity: BitSensitivity, rows: list[LayerCost], allowed: AllowedWidths
+) -> dict[str, list[Pair]]:
     """Returns the widths that the weights and the activations of each site may have."""
     targets = [Target(row.site, row.site.rpartition("#")[0], row.kind) for row in rows]
-    by_site: dict[str, tuple[list[int], list[int]]] = {}
-    allowed = [dict(patterns or {}) for patterns in (weights, activations)]
+    by_site: dict[str, list[Pair]] = {}
+    by_role = [dict(patterns or {}) for patterns in (allowed.weights, allowed.activations)]
     deciding = [
         deciding_patterns(patterns, targets, kinds=sorted({r.kind for r in rows}))
-        for patterns in allowed
+        for patterns in by_role
     ]
     for row in rows:
-        pair = []
-        for patterns, decides in zip(allowed, deciding, strict=True):
+        of_both = []
+        for patterns, decides in zip(by_role, deciding, strict=True):
             widths = patterns[decides[row.site]] if row.site in decides else sensitivity.widths
             missing = sorted(set(widths) - set(sensitivity.widths))
             if missing or not widths:
@@ -165,21 +185,19 @@ def _widths(
                     f"{row.site!r} may have {sorted(widths)} bits, but the damage of "
                     f"{missing or 'none'} was measured; there are {list(sensitivity.widths)}."
                 )
-            pair.append(sorted(set(widths)))
-        by_site[row.site] = (pair[0], pair[1])
+            of_both.append(sorted(set(widths)))
+        by_site[row.site] = _combined(sensitivity, row, of_both[0], of_both[1], allowed.together)
     return by_site
 
 
-def _options(
+def _combined(
     sensitivity: BitSensitivity,
-    i: int,
     row: LayerCost,
-    unit: str,
     weights: list[int],
     activations: list[int],
     together: bool,
-) -> list[_Option]:
-    """Lists a site's options by rising cost, without those that another one dominates."""
+) -> list[Pair]:
+    """Pairs the widths of a site's weights with those of its activations."""
     has_weights = sensitivity.weights is not None and row.kind != "matmul"
     has_activations = sensitivity.activations is not None
     first: list[int | None] = [*weights] if has_weights else [None]
@@ -192,6 +210,13 @@ def _options(
                 f"{row.site!r} can't have one width for both: weights may have {weights} bits, "
                 f"activations {activations}."
             )
+    return pairs
+
+
+def _options(
+    sensitivity: BitSensitivity, i: int, row: LayerCost, unit: str, pairs: list[Pair]
+) -> list[_Option]:
+    """Lists a site's options by rising cost, without those that another one dominates."""
     options = []
     for w, a in pairs:
         damage = _damage(sensitivity.weights, sensitivity, i, w)

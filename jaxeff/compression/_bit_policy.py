@@ -24,7 +24,8 @@ Sharp edge: inside a loop of the model weights are quantized again by every poli
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -88,20 +89,31 @@ def bit_policy(
     return spec
 
 
-class InWidths(NamedTuple):
+class WidthOptions(TypedDict, total=False):
+    """How widths of bits are tried; `InWidths` has their meaning and defaults."""
+
+    method: Method
+    at_once: int
+
+
+@dataclass(frozen=True)
+class InWidths:
     """A model that is quantized to several widths; static to `jit`.
 
     Attributes:
         f: The model.
-        method: Function from a bit width to a quantizer.
         sites: The layers.
         widths: The widths.
+        method: Function from a bit width to a quantizer.
+        at_once: Number of policies evaluated side by side, by `vmap`.
     """
 
     f: Callable[..., Any]
-    method: Method
     sites: tuple[str, ...]
     widths: tuple[int, ...]
+    _: KW_ONLY
+    method: Method = Uniform
+    at_once: int = 1
 
 
 @core.validate(
@@ -111,6 +123,7 @@ class InWidths(NamedTuple):
     method=core.function_of_form("method(bits)"),
     at_once=core.static_integer(),
 )
+@core.forwards(InWidths, WidthOptions)
 def each_policy(
     f: Callable[..., Any],
     params: Any,
@@ -119,9 +132,8 @@ def each_policy(
     weights: Widths,
     activations: Widths,
     *,
-    method: Method = Uniform,
     widths: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8, FLOAT),
-    at_once: int = 1,
+    **options: Unpack[WidthOptions],
 ) -> Float[Array, "policies ..."]:
     """Evaluates a model under many policies.
 
@@ -134,9 +146,9 @@ def each_policy(
         sites: The layers.
         weights: Bit widths of their weights, a row per policy.
         activations: Bit widths of their inputs, in the same form.
-        method: Function from a bit width to a quantizer.
         widths: The widths that policies may have; weights and inputs are kept in memory in each.
-        at_once: Number of policies evaluated side by side, by `vmap`.
+        **options: `method`, a function from a bit width to a quantizer; and `at_once`, the number
+            of policies evaluated side by side, by `vmap`.
 
     Raises:
         ValueError: Widths that aren't a row per policy with one per site, or not among `widths`.
@@ -151,18 +163,16 @@ def each_policy(
         if core.is_concrete(bits) and not np.isin(bits, widths).all():
             bad = sorted(set(np.unique(bits).tolist()) - set(widths))
             raise ValueError(f"{name} have a width of {bad[0]}, but widths lists {widths}.")
-    model = InWidths(f, method, sites, widths)
-    outputs: Array = _each(model, at_once, params, x, weights, activations)
+    model = InWidths(f, sites, widths, **options)
+    outputs: Array = _each(model, params, x, weights, activations)
     return outputs
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _each(
-    model: InWidths, at_once: int, params: Any, x: Any, weights: Any, activations: Any
-) -> Array:
+@functools.partial(jax.jit, static_argnums=0)
+def _each(model: InWidths, params: Any, x: Any, weights: Any, activations: Any) -> Array:
     evaluated = under_policies(model, params, x)
     changes = (jnp.asarray(weights), jnp.asarray(activations))
-    outputs: Array = map_changes(lambda c: evaluated(*c)(params, x), changes, at_once)
+    outputs: Array = map_changes(lambda c: evaluated(*c)(params, x), changes, model.at_once)
     return outputs
 
 
@@ -172,11 +182,11 @@ def under_policies(model: InWidths, *args: Any) -> Callable[[Any, Any], Callable
     What no policy changes, weights and the model's inputs, is quantized before, once in each width,
     and looked up.
     """
-    f, method, sites, widths = model
+    f, sites, widths = model.f, model.sites, model.widths
     tables = _tables(model, args)
 
     def changed(weights: Any, activations: Any) -> Callable[..., Any]:
-        spec = bit_policy(sites, weights, activations, method=method)
+        spec = bit_policy(sites, weights, activations, method=model.method)
         for i, site in enumerate(sites):
             setting = spec[site]
             known = tables.get(site)
@@ -215,8 +225,8 @@ def _tables(model: InWidths, args: Sequence[Any]) -> dict[str, dict[str, dict[st
 
     Sites inside loops, and those that share their weights, have none.
     """
-    f, method, sites, widths = model
-    program = trace(f, *args)
+    sites, widths = model.sites, model.widths
+    program = trace(model.f, *args)
     settings = settings_of(
         {site: numerics.LayerQuantization(Uniform(8), Uniform(8)) for site in sites}, program
     )
@@ -234,7 +244,9 @@ def _tables(model: InWidths, args: Sequence[Any]) -> dict[str, dict[str, dict[st
     tables: dict[str, dict[str, dict[str, Array]]] = {}
 
     def tabulate(x: Array, tensor: numerics.Tensor) -> Array:
-        quantized_to: Array = jax.lax.map(lambda b: _switched(b, method).quantize(x, tensor), bits)
+        quantized_to: Array = jax.lax.map(
+            lambda b: _switched(b, model.method).quantize(x, tensor), bits
+        )
         return quantized_to
 
     def rule(layer: Layer, key: Any, *values: Any) -> Sequence[Any]:

@@ -24,7 +24,8 @@ sensitivity = hessian_sensitivity(trace, quantization_errors(f, params, x[:64], 
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,13 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff import core
-from jaxeff.compression._bit_policy import FLOAT, InWidths, Method, under_policies
+from jaxeff.compression._bit_policy import (
+    FLOAT,
+    InWidths,
+    Method,
+    WidthOptions,
+    under_policies,
+)
 from jaxeff.compression._quantized import of_inputs, settings_of
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.compression.quantizers import Uniform
@@ -121,7 +128,8 @@ def quantization_errors(
     """
     sites, widths = tuple(sites), check_widths(widths)
     args = core.as_arguments(args)
-    squares = np.asarray(_squares(InWidths(f, method, sites, widths), params, args), float)
+    model = InWidths(f, sites, widths, method=method)
+    squares = np.asarray(_squares(model, params, args), float)
     return QuantizationErrors(
         sites, widths, squares[0, :, 1:], squares[1, :, 1:], squares[0, :, 0], squares[1, :, 0]
     )
@@ -222,7 +230,7 @@ def _squares(
     model: InWidths, params: Any, args: tuple[Any, ...]
 ) -> Float[Array, "two sites widths"]:
     """Computes mean squares and mean squared errors of weights and of activations, by site."""
-    f, method, sites, widths = model
+    f, sites, widths = model.f, model.sites, model.widths
     program = trace(f, params, *args)
     settings = multiplying(sites, program)
     sums = {site: {"weight": [], "activation": []} for site in settings}  # type: ignore[var-annotated]
@@ -235,7 +243,7 @@ def _squares(
 
             def square(bits: Any, x: Any = x, tensor: Any = tensor) -> Array:
                 # Over traced widths by `lax.map`: one program, and one array at a time in memory.
-                error = method(bits).quantize(x, tensor) - x
+                error = model.method(bits).quantize(x, tensor) - x
                 return jnp.sum(jnp.square(error.astype(jnp.float32)))
 
             errors = jax.lax.map(square, jnp.asarray(widths))
@@ -275,6 +283,7 @@ def multiplying(sites: Sequence[str], program: Any) -> dict[str, LayerQuantizati
 @core.validate(
     x=core.input_batch, method=core.function_of_form("method(bits)"), at_once=core.static_integer()
 )
+@core.forwards(InWidths, WidthOptions)
 def kl_sensitivity(
     f: Callable[..., Any],
     params: Any,
@@ -282,9 +291,8 @@ def kl_sensitivity(
     sites: Sequence[str],
     widths: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8),
     *,
-    method: Method = Uniform,
     state: Any = None,
-    at_once: int = 1,
+    **options: Unpack[WidthOptions],
 ) -> BitSensitivity:
     """Measures every layer in every width.
 
@@ -314,9 +322,9 @@ def kl_sensitivity(
         x: Inputs, a few hundred of them; they are evaluated at once.
         sites: The layers.
         widths: Bit widths, rising, 1 to 16.
-        method: Function from a bit width to a quantizer.
         state: The model's state, which stays as it is.
-        at_once: Number of policies evaluated side by side, by `vmap`.
+        **options: `method`, a function from a bit width to a quantizer; and `at_once`, the number
+            of policies evaluated side by side, by `vmap`.
 
     Returns:
         Divergences in nats, mean over inputs, with the standard error over them.
@@ -332,8 +340,8 @@ def kl_sensitivity(
     sites, widths = tuple(sites), check_widths(widths)
     if not sites or len(set(sites)) < len(sites):
         raise ValueError(f"sites must be layers that differ, got {list(sites)}.")
-    model = InWidths(f, method, sites, widths)
-    kl = np.asarray(_divergences(model, at_once, params, state, x), float)
+    model = InWidths(f, sites, widths, **options)
+    kl = np.asarray(_divergences(model, params, state, x), float)
     return _over_inputs(sites, widths, kl)
 
 
@@ -360,14 +368,20 @@ def one_at_a_time(sites: int, widths: Sequence[int]) -> tuple[np.ndarray, np.nda
     return np.concatenate([alone, others]), np.concatenate([others, alone])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _divergences(model: InWidths, at_once: int, params: Any, state: Any, x: Any) -> Array:
+@functools.partial(jax.jit, static_argnums=0)
+def _divergences(model: InWidths, params: Any, state: Any, x: Any) -> Array:
     args = (params, x) if state is None else (params, state, x)
     # FLOAT is a width of the look-up too: that of the sites a policy leaves alone.
-    evaluated = under_policies(model._replace(widths=(*model.widths, FLOAT)), *args)
+    evaluated = under_policies(replace(model, widths=(*model.widths, FLOAT)), *args)
     changes = jax.tree.map(jnp.asarray, one_at_a_time(len(model.sites), model.widths))
     nats = divergences(
-        model.f, lambda bits: evaluated(*bits), params, x, changes, state=state, at_once=at_once
+        model.f,
+        lambda bits: evaluated(*bits),
+        params,
+        x,
+        changes,
+        state=state,
+        at_once=model.at_once,
     )
     return nats.reshape(len(nats), -1)
 

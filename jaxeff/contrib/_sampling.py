@@ -17,7 +17,7 @@ print(tokens.shape, cache.length)                              # (1, 8) 11
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,14 @@ from jaxtyping import Array, Float, Int
 
 from jaxeff import core
 from jaxeff.contrib._decoder import DecoderCache
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How a token is drawn; `sample` has their meaning and defaults."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
 
 
 @core.validate(
@@ -37,6 +45,7 @@ from jaxeff.contrib._decoder import DecoderCache
 def sample(
     key: jax.Array,
     logits: Float[Array, "... words"],
+    *,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -94,7 +103,6 @@ def _drawn(
     return jnp.take_along_axis(order, drawn[..., None], -1)[..., 0]
 
 
-# 10 parameters: ways to draw a token, each alone or with others.
 @core.validate(
     key=core.single_key,
     f=core.function_of_form("f(params, tokens, cache, count)"),
@@ -107,6 +115,7 @@ def _drawn(
     top_k=core.static_integer(1),
     top_p=core.number(0, 1, above=0),
 )
+@core.forwards(sample, SamplingOptions)
 def generate(
     key: jax.Array,
     f: Callable[..., Any],
@@ -114,10 +123,9 @@ def generate(
     tokens: Int[Array, "batch length"],
     cache: DecoderCache,
     steps: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    *,
     count: Int[Array, ""] | None = None,
+    **options: Unpack[SamplingOptions],
 ) -> tuple[Int[Array, "batch steps"], DecoderCache]:
     """Continues texts token by token, in one loop that jits and deploys.
 
@@ -128,10 +136,8 @@ def generate(
         tokens: The texts' beginning, or what follows what is in the cache.
         cache: From `DecoderConfig.empty_cache`, with room for all of it.
         steps: How many tokens to draw.
-        temperature: Same as for `sample`.
-        top_k: Same as for `sample`.
-        top_p: Same as for `sample`.
         count: How many of the first tokens count, where the others only fill a fixed length up.
+        **options: `temperature`, `top_k` and `top_p`, as for `sample`.
 
     Returns:
         The tokens, and the cache with all of them. A token is -1 where the cache has no room for
@@ -154,7 +160,7 @@ def generate(
         carry: tuple[jax.Array, DecoderCache], i: jax.Array
     ) -> tuple[tuple[jax.Array, DecoderCache], jax.Array]:
         logits, cache = carry
-        token = sample(jax.random.fold_in(key, i), logits, temperature, top_k, top_p)
+        token = sample(jax.random.fold_in(key, i), logits, **options)
         return f(params, token[:, None], cache, jnp.int32(1)), token
 
     (_, cache), drawn = jax.lax.scan(step, (first, cache), jnp.arange(steps))

@@ -67,6 +67,7 @@ class NoiseSensitivity(NamedTuple):
     std_error: Float[np.ndarray, "sites levels"]
 
 
+# 9 parameters: a model and its inputs, where and by what it is perturbed, and how often.
 @core.validate(
     x=core.input_batch,
     levels=core.real_array(),
@@ -117,7 +118,8 @@ def kl_sensitivity(
         noise(level)  # a bad level is named here, while it is a number
     keys = jax.random.split(key, draws)
     each = jnp.broadcast_to(grid, (len(sites), grid.shape[-1]))
-    kl = np.asarray(_divergences(f, noise, sites, keys, params, state, x, each), float)
+    model = _NoisySites(f, noise, sites)
+    kl = np.asarray(_divergences(model, params, state, x, each, keys), float)
     scatter = np.std(kl, axis=-1, ddof=1) if draws > 1 else np.full(kl.shape[:-1], np.nan)
     return NoiseSensitivity(sites, np.asarray(grid), kl.mean(-1), scatter / math.sqrt(draws))
 
@@ -169,27 +171,35 @@ class _Switched:
         return jax.lax.cond(self.active, lambda: perturb_at(key, self.model, x, site), lambda: x)
 
 
-# 8 parameters: arrays are arguments of what is compiled, and so are its static settings.
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+class _NoisySites(NamedTuple):
+    """A model with noise at one of some sites; static to `jit`.
+
+    Attributes:
+        f: The model.
+        noise: The noise model of a level.
+        sites: Patterns of layers.
+    """
+
+    f: Callable[..., Any]
+    noise: Callable[[Any], Noise]
+    sites: tuple[str, ...]
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def _divergences(
-    f: Any,
-    noise: Any,
-    sites: tuple[str, ...],
-    keys: Any,
-    params: Any,
-    state: Any,
-    x: Any,
-    grid: Any,
+    model: _NoisySites, params: Any, state: Any, x: Any, levels: Any, keys: Any
 ) -> Float[Array, "sites levels draws"]:
+    f, noise, sites = model
+
     def changed(change: Any) -> Any:
         index, level, key = change
         spec = {s: _Switched(noise(level), index == i) for i, s in enumerate(sites)}
         return functools.partial(noisy(f, spec), key)
 
     # One flat list of site, level and draw: the loop over it is compiled once for all of them.
-    shape = (*grid.shape, len(keys))
+    shape = (*levels.shape, len(keys))
     site, column, draw = (index.ravel() for index in jnp.indices(shape))
-    changes = (site, grid[site, column], keys[draw])
+    changes = (site, levels[site, column], keys[draw])
     kl = divergences(f, changed, params, x, changes, state=state)
     return kl.mean(range(1, kl.ndim)).reshape(shape)
 

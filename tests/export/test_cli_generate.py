@@ -148,7 +148,9 @@ def test_a_bundle_with_its_tokenizer_needs_nothing_else(tmp_path):
     numbers = BACKWARDS.encode(PROMPT)
     assert numbers != list(PROMPT.encode())
     cache = CONFIG.empty_cache(1, ROOM)
-    drawn, _ = generate(jax.random.key(0), F, PARAMS, jnp.array([numbers]), cache, 3, 0.0)
+    drawn, _ = generate(
+        jax.random.key(0), F, PARAMS, jnp.array([numbers]), cache, 3, temperature=0.0
+    )
     lines = call("generate", str(folder), "--prompt", PROMPT, "--tokens", "3", "--certainty")
     assert lines.exit_code == 0, lines.output
     texts = [line.split("  ")[1] for line in lines.stdout.splitlines()[:-1]]

@@ -1,9 +1,9 @@
 """Rounding of weights: to what is nearest, or by the error of a layer's output."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -224,7 +224,41 @@ ZETA, GAMMA = 1.1, -0.1
 """Bounds of the stretched sigmoid (section 3.2)."""
 
 
-# 10 parameters: numbers of the paper's algorithm, each with the paper's default.
+class RoundingOptions(TypedDict, total=False):
+    """How `adaround` learns; `RoundingSchedule` has their meaning and defaults."""
+
+    steps: int
+    rate: float
+    penalty: float
+    beta: tuple[float, float]
+    warmup: float
+
+
+# A program is compiled for the meta fields; the others are numbers of any call.
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["rate", "penalty"],
+    meta_fields=["steps", "beta", "warmup"],
+)
+@dataclass(frozen=True, kw_only=True)
+class RoundingSchedule:
+    """How `adaround` learns, with the paper's defaults.
+
+    Attributes:
+        steps: Steps of Adam per layer.
+        rate: The learning rate.
+        penalty: Weight of the term that makes decisions.
+        beta: The first and the last exponent of that term.
+        warmup: The part of the steps without it.
+    """
+
+    steps: int = 1000
+    rate: float = 0.01
+    penalty: float = 5.0
+    beta: tuple[float, float] = (20.0, 2.0)
+    warmup: float = 0.2
+
+
 @core.validate(
     batch=core.input_batch,
     steps=core.static_integer(),
@@ -232,18 +266,15 @@ ZETA, GAMMA = 1.1, -0.1
     penalty=core.non_negative,
     warmup=core.probability,
 )
+@core.forwards(RoundingSchedule, RoundingOptions)
 def adaround(
     f: Callable[..., Any],
     params: Any,
     batch: Any,
     spec: Mapping[str, Method | None],
     *,
-    steps: int = 1000,
-    rate: float = 0.01,
-    penalty: float = 5.0,
-    beta: tuple[float, float] = (20.0, 2.0),
-    warmup: float = 0.2,
     asymmetric: bool = True,
+    **schedule: Unpack[RoundingOptions],
 ) -> PostTrained:
     """Learns the rounding of weights from what their layers read.
 
@@ -275,15 +306,14 @@ def adaround(
         batch: `args` as a tuple, or the only one of them: some hundred examples.
         spec: Quantizers by site, as for `quantized`. Open numbers of weights are those of the
             original weights.
-        steps: Steps of Adam per layer.
-        rate: The learning rate.
-        penalty: Weight of the term that makes decisions, in units of the error that rounding to
-            the nearest values adds per weight: so it means the same whatever the scale.
-        beta: The first and the last exponent of that term.
-        warmup: The part of the steps without it.
         asymmetric: Whether outputs are held to those of the original network on its own values
             (eq. 25), so that errors of the layers before are made good; else to those of the
             original weights on the quantized network's values (eq. 21).
+        **schedule: `steps` of Adam per layer, 1000; its learning `rate`, 0.01; `penalty`, the
+            weight of the term that makes decisions, in units of the error that rounding to the
+            nearest values adds per weight, so that it means the same whatever the scale, 5; `beta`,
+            the first and the last exponent of that term; `warmup`, the part of the steps without
+            it, 0.2.
 
     Returns:
         `f`, parameters whose weights lie on the grid, and the spec that reproduces them.
@@ -297,10 +327,12 @@ def adaround(
         Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization",
         arXiv:2004.10568.
     """
-    core.check_number("adaround: warmup", warmup, 0, below=1)
-    for i, end in enumerate(beta):
+    learning = RoundingSchedule(**schedule)
+    core.check_number("adaround: warmup", learning.warmup, 0, below=1)
+    for i, end in enumerate(learning.beta):
         core.check_number(f"adaround: beta[{i}]", end, 1)
-    schedule = _Schedule(steps, rate, penalty, tuple(beta), warmup)
+    first, last = learning.beta
+    learning = replace(learning, beta=(first, last))  # no list, for a program is compiled for it
 
     def solve(problem: RoundingProblem) -> Matrix:
         to = _grid(problem)
@@ -308,7 +340,7 @@ def adaround(
         # replace the batch, whatever its size.
         second = problem.at.moment(problem.quantized, problem.quantized)
         cross = problem.at.moment(problem.quantized, problem.exact) if asymmetric else second
-        learnt = _learn(problem.weights, second, cross, to, schedule)
+        learnt = _learn(problem.weights, second, cross, to, learning)
         # Through the method's own rounding, so that values are exactly those it gives back.
         learnt, nearest = problem.round(learnt), problem.round(problem.weights)
         return _better(learnt, nearest, problem.weights, second, cross)
@@ -335,25 +367,8 @@ def rectified_sigmoid(v: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.clip(jax.nn.sigmoid(v) * (ZETA - GAMMA) + GAMMA, 0, 1)
 
 
-# A program is compiled for the meta fields; the others are numbers of any call.
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["rate", "penalty"],
-    meta_fields=["steps", "beta", "warmup"],
-)
-@dataclass(frozen=True)
-class _Schedule:
-    """How `adaround` learns, by the names of its arguments."""
-
-    steps: int
-    rate: float
-    penalty: float
-    beta: tuple[float, ...]
-    warmup: float
-
-
 @jax.jit
-def _learn(w: Matrix, second: Array, cross: Array, to: Grid, schedule: _Schedule) -> Matrix:
+def _learn(w: Matrix, second: Array, cross: Array, to: Grid, schedule: RoundingSchedule) -> Matrix:
     steps, beta, warmup = schedule.steps, schedule.beta, schedule.warmup
     # Eq. 22: every weight takes one of its two neighbours; V decides which.
     codes = w / to.step - to.zero

@@ -25,7 +25,7 @@ References:
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -87,77 +87,17 @@ def _noise(_: str, spec: Any) -> None:
     check_noise(spec)
 
 
-@core.validate(
-    spec=core.any_of(core.function_of_form("spec(level)"), _noise),
-    levels=core.real_array(),
-    data=core.supervised_data,
-    metric=core.function_of_form("metric(outputs, targets)"),
-)
-def accuracy_curve(
-    key: PRNGKeyArray,
-    f: Callable[..., Any],
-    params: Any,
-    data: tuple[Any, Int[Array, " n"]],
-    spec: Spec | Callable[[Any], Spec],
-    levels: Float[Array | np.ndarray, " levels"],
-    *,
-    repeats: int = 5,
-    batch_size: int = 1000,
-    chunk: int = 1,
-    state: Any = None,
-    metric: Metric | None = None,
-) -> Curve:
-    """Measures a trained model's accuracy, or another metric, over noise levels.
+class AccuracyOptions(TypedDict, total=False):
+    """How accuracy under noise is measured; `noisy_accuracy` has their meaning and defaults."""
 
-    Args:
-        key: Random key of the noise.
-        f: `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new state)`.
-            With a metric its outputs may be anything.
-        params: The parameters of `f`.
-        data: Inputs and labels; with a metric the targets that it takes.
-        spec: The noise at a level, `spec(level) -> {pattern: model}`; or a spec whose numbers
-            have a leading axis of levels.
-        levels: The levels.
-        repeats: Passes over the data with fresh noise, at every level.
-        batch_size: Inputs evaluated at once.
-        chunk: Levels evaluated at once. Memory grows with `batch_size` times `chunk`.
-        state: The model's state, which stays as it is.
-        metric: `metric(outputs, targets)`, a number for each example, `[batch]`, of which the mean
-            is taken: an error, a log-likelihood, an overlap. By default whether the largest logit
-            is that of the label.
-
-    Returns:
-        The curve over the draws of the noise.
-
-    Raises:
-        ValueError: Levels that aren't one row of numbers, or as for `noisy_accuracy`.
-    """
-    levels = jnp.asarray(levels, float)
-    if levels.ndim != 1 or not len(levels):
-        raise ValueError(f"the levels must be one row of numbers, not of shape {levels.shape}.")
-    specs = _stacked([spec(level) for level in levels]) if callable(spec) else spec
-    draws = noisy_accuracy(
-        key,
-        f,
-        params,
-        data,
-        specs,
-        repeats=repeats,
-        batch_size=batch_size,
-        chunk=chunk,
-        state=state,
-        metric=metric,
-    )
-    return summarize(levels, draws)
+    repeats: int
+    batch_size: int
+    chunk: int
+    state: Any
+    metric: Metric | None
 
 
-def _stacked(specs: list[Spec]) -> Spec:
-    """Stacks the specs of all levels into one, with a leading axis."""
-    for spec in specs:
-        check_noise(spec)
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(dict(spec) for spec in specs))
-
-
+# 10 parameters: a model, data and noise, and the options that `accuracy_curve` takes too.
 @core.validate(
     specs=_noise,
     data=core.supervised_data,
@@ -182,15 +122,18 @@ def noisy_accuracy(
 
     Args:
         key: Random key of the noise.
-        f: Same as for `accuracy_curve`.
+        f: `f(params, x) -> logits`; with a state `f(params, state, x) -> (logits, new state)`.
+            With a metric its outputs may be anything.
         params: The parameters of `f`.
-        data: Same as for `accuracy_curve`.
+        data: Inputs and labels; with a metric the targets that it takes.
         specs: A spec whose numbers have a leading axis of levels.
-        repeats: Draws of the noise at every level.
+        repeats: Passes over the data with fresh noise, at every level.
         batch_size: Inputs evaluated at once.
-        chunk: Levels evaluated at once.
+        chunk: Levels evaluated at once. Memory grows with `batch_size` times `chunk`.
         state: The model's state, which stays as it is.
-        metric: Same as for `accuracy_curve`.
+        metric: `metric(outputs, targets)`, a number for each example, `[batch]`, of which the mean
+            is taken: an error, a log-likelihood, an overlap. By default whether the largest logit
+            is that of the label.
 
     Raises:
         TypeError: The spec isn't a mapping from patterns to noise models.
@@ -215,13 +158,14 @@ def noisy_accuracy(
     if len(data) != 2:
         raise ValueError("noisy_accuracy: data must be a pair (inputs, targets)")
     inputs, targets = data
-    _check_metric(f, params, state, inputs, targets, size, metric)
+    variables = (params,) if state is None else (params, state)
+    _check_metric(f, variables, data, size, metric)
     real = jnp.arange(parts * size).reshape(parts, size) < total
     batches = (jax.tree.map(cut, inputs), jax.tree.map(cut, targets), real)
     # One key per draw and batch, the same at every level: curves are compared under common random
     # numbers, which takes the noise of the draws off their differences.
     keys = jax.random.split(key, (repeats, parts))
-    return _sums(f, params, state, dict(specs), keys, batches, chunk, metric or _hits) / total
+    return _sums(f, variables, dict(specs), keys, batches, chunk, metric or _hits) / total
 
 
 def _hits(logits: Any, labels: Any) -> Array:
@@ -230,15 +174,13 @@ def _hits(logits: Any, labels: Any) -> Array:
 
 
 def _check_metric(
-    f: Any, params: Any, state: Any, inputs: Any, targets: Any, size: int, metric: Metric | None
+    f: Any, variables: tuple[Any, ...], data: tuple[Any, Any], size: int, metric: Metric | None
 ) -> None:
     """Checks labels against the classes of the model, or the shape of a metric; runs nothing."""
-    first, wanted = jax.tree.map(lambda leaf: jnp.asarray(leaf)[:size], (inputs, targets))
-    args = (params, first) if state is None else (params, state, first)
-    results = jax.eval_shape(f, *args)
-    outputs = results if state is None else results[0]
+    first, wanted = jax.tree.map(lambda leaf: jnp.asarray(leaf)[:size], data)
+    outputs = _outputs(variables, jax.eval_shape(f, *variables, first))
     if metric is None:
-        core.check_labels("noisy_accuracy: data, the labels,", targets, outputs.shape[-1])
+        core.check_labels("noisy_accuracy: data, the labels,", data[1], outputs.shape[-1])
         return
     scores = jax.eval_shape(metric, outputs, wanted)
     if getattr(scores, "shape", None) != (size,):
@@ -248,19 +190,29 @@ def _check_metric(
         )
 
 
-# 8 parameters: arrays are arguments of what is compiled, and so are its static settings.
+def _outputs(variables: tuple[Any, ...], results: Any) -> Any:
+    """Takes a model's outputs from its results, which end in a new state if it has one."""
+    return results if len(variables) == 1 else results[0]
+
+
 @functools.partial(jax.jit, static_argnames=("f", "chunk", "metric"))
 def _sums(
-    f: Any, params: Any, state: Any, specs: Any, keys: Any, batches: Any, chunk: int, metric: Metric
+    f: Any,
+    variables: tuple[Any, ...],
+    specs: Any,
+    keys: Any,
+    batches: Any,
+    chunk: int,
+    metric: Metric,
 ) -> Array:
+    """Sums scores by draw and level; `variables` are parameters, and a state if there is one."""
+
     def at_level(spec: Spec) -> Array:
         perturbed = noisy(f, spec)
 
         def in_batch(inputs: Any) -> Array:
             key, (x, targets, real) = inputs
-            args = (x,) if state is None else (state, x)
-            results = perturbed(key, params, *args)
-            scores = metric(results if state is None else results[0], targets)
+            scores = metric(_outputs(variables, perturbed(key, *variables, x)), targets)
             # Copies that fill a batch may have any score, NaN too.
             return jnp.where(real, scores, jnp.zeros_like(scores)).sum()
 
@@ -269,6 +221,55 @@ def _sums(
 
     # A loop over one level at a time: vmapped convolutions are slow on a CPU.
     return jax.lax.map(at_level, specs, batch_size=chunk if chunk > 1 else None).T
+
+
+@core.validate(
+    spec=core.any_of(core.function_of_form("spec(level)"), _noise),
+    levels=core.real_array(),
+    data=core.supervised_data,
+    metric=core.function_of_form("metric(outputs, targets)"),
+)
+@core.forwards(noisy_accuracy, AccuracyOptions)
+def accuracy_curve(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    data: tuple[Any, Int[Array, " n"]],
+    spec: Spec | Callable[[Any], Spec],
+    levels: Float[Array | np.ndarray, " levels"],
+    **options: Unpack[AccuracyOptions],
+) -> Curve:
+    """Measures a trained model's accuracy, or another metric, over noise levels.
+
+    Args:
+        key: Random key of the noise.
+        f: Same as for `noisy_accuracy`.
+        params: The parameters of `f`.
+        data: Same as for `noisy_accuracy`.
+        spec: The noise at a level, `spec(level) -> {pattern: model}`; or a spec whose numbers
+            have a leading axis of levels.
+        levels: The levels.
+        **options: `repeats`, `batch_size`, `chunk`, `state` and `metric`, as for `noisy_accuracy`.
+
+    Returns:
+        The curve over the draws of the noise.
+
+    Raises:
+        ValueError: Levels that aren't one row of numbers, or as for `noisy_accuracy`.
+    """
+    levels = jnp.asarray(levels, float)
+    if levels.ndim != 1 or not len(levels):
+        raise ValueError(f"the levels must be one row of numbers, not of shape {levels.shape}.")
+    specs = _stacked([spec(level) for level in levels]) if callable(spec) else spec
+    draws = noisy_accuracy(key, f, params, data, specs, **options)
+    return summarize(levels, draws)
+
+
+def _stacked(specs: list[Spec]) -> Spec:
+    """Stacks the specs of all levels into one, with a leading axis."""
+    for spec in specs:
+        check_noise(spec)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(dict(spec) for spec in specs))
 
 
 @core.validate(levels=core.real_array(1), accuracies=core.real_array(2, nan=True))
