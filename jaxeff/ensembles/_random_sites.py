@@ -18,7 +18,7 @@ choice.sites, choice.posterior                  # and, printed, all that was tri
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -184,6 +184,30 @@ class RandomSites:
         return core.Table(("random", "draws>", "NLL>", "AUROC>", ""), rows)
 
 
+class DrawOptions(TypedDict, total=False):
+    """How many draws a posterior gets; `DrawBudget` has their meaning and defaults."""
+
+    times: float
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawBudget:
+    """What the draws of a posterior may cost.
+
+    Attributes:
+        times: Cost of all draws at most, in multiples of the network's own multiplications.
+        samples: Draws at most.
+    """
+
+    times: float = 10.0
+    samples: int = 100
+
+    def draws(self, f: Callable[..., Any], params: Any, x: Any, sites: Sequence[str]) -> int:
+        """Counts the draws of a posterior that is random at some sites."""
+        return min(self.samples, affordable_members(f, params, x[:1], sites, times=self.times))
+
+
 @core.validate(
     infer=core.function_of_form("infer(sites)"),
     validation=core.supervised_data,
@@ -192,6 +216,7 @@ class RandomSites:
     sites=core.string_sequence,
     samples=core.static_integer(2),
 )
+@core.forwards(DrawBudget, DrawOptions)
 def choose_random(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -200,9 +225,8 @@ def choose_random(
     infer: Callable[[tuple[str, ...]], Any],
     *,
     outside: Any = None,
-    times: float = 10.0,
-    samples: int = 100,
     sites: Sequence[str] | None = None,
+    **draws: Unpack[DrawOptions],
 ) -> RandomSites:
     """Finds sites whose weights should be random.
 
@@ -213,9 +237,9 @@ def choose_random(
         validation: `(x, labels)` that were held out.
         infer: `infer(sites) -> posterior` whose weights are random at these sites.
         outside: Inputs from elsewhere; if None, the likelihood alone decides.
-        times: What all draws may cost, in multiples of the network's own multiplications.
-        samples: Draws at most.
         sites: The sites to choose from; all that have weights if None.
+        **draws: `times`, what all draws may cost, in multiples of the network's own
+            multiplications, 10; and `samples`, the draws at most, 100.
 
     Returns:
         The sites, their posterior and all trials.
@@ -229,8 +253,10 @@ def choose_random(
     if not free:
         raise ValueError("choose_random: there are no sites with weights to choose from")
 
+    budget = DrawBudget(**draws)
+
     def judged(chosen: tuple[str, ...]) -> tuple[SiteTrial, Any] | None:
-        count = min(samples, affordable_members(f, params, x[:1], chosen, times=times))
+        count = budget.draws(f, params, x, chosen)
         if count < 2:  # one draw knows nothing of the spread
             return None
         posterior = infer(chosen)

@@ -212,7 +212,7 @@ def test_a_search_that_is_stopped_says_what_is_kept(monkeypatch, more, kept):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jaxeff_export.cli._searching._search", stopped)
+    monkeypatch.setattr("jaxeff_export.cli._searching._require_searchable", stopped)
     result = call("search", "module:function", "bundle", *more)
     assert result.exit_code == 130
     assert result.stderr == f"error: stopped; {kept}\n"

@@ -33,7 +33,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +106,26 @@ def with_bytes(
     return g, (*cast(leaves, stored), *args[parameters:])
 
 
+class BuildOptions(TypedDict, total=False):
+    """How a bundle is built, whatever it is made of; `deploy` has their meaning."""
+
+    parameters: int | None
+    database: str | Path | None
+    progress: Progress | None
+    check: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings:
+    """How a bundle is built, by the names and with the defaults of `deploy`'s arguments."""
+
+    parameters: int | None = None
+    database: str | Path | None = None
+    progress: Progress | None = None
+    check: bool = True
+
+
+# 12 parameters: what a user chooses of a bundle, and looks up in one place.
 @core.validate(
     f=core.function_of_form("f(*args)"),
     parameters=core.static_integer(0),
@@ -190,7 +210,8 @@ def deploy(
     names = argument_names(f, len(args))
     f = _deployed(f)
     # All that was asked for is checked before tracing, which may take minutes.
-    order = _Order.of(names, parameters, target, path, database, progress)
+    settings = BuildSettings(parameters=parameters, database=database, progress=progress)
+    order = _Order.of(names, target, path, settings)
     leaves = _concrete(args)
     # Before tracing: many models can't be traced for a batch of none, and say so obscurely.
     for name, argument in list(zip(names, args, strict=True))[order.parameters :]:
@@ -274,16 +295,13 @@ def _check_here(bundle: Bundle, say: Progress) -> None:
     progress=core.function_of_form("progress(line)"),
     check=core.boolean,
 )
+@core.forwards(BuildSettings, BuildOptions)
 def deploy_artifact(
     artifact: Artifact,
     arrays: Mapping[str, np.ndarray],
     target: str | Mapping[str, Any] = "host",
     path: str | Path | None = None,
-    *,
-    parameters: int | None = None,
-    database: str | Path | None = None,
-    progress: Progress | None = None,
-    check: bool = True,
+    **options: Unpack[BuildOptions],
 ) -> Bundle:
     """Compiles a saved artifact into a bundle; its first argument is the parameters.
 
@@ -293,10 +311,7 @@ def deploy_artifact(
         ``artifact.inputs``.
       target: same as for `deploy`.
       path: same as for `deploy`.
-      parameters: same as for `deploy`.
-      database: same as for `deploy`.
-      progress: same as for `deploy`.
-      check: same as for `deploy`.
+      **options: ``parameters``, ``database``, ``progress`` and ``check``, as for `deploy`.
 
     Returns:
       The bundle.
@@ -311,7 +326,8 @@ def deploy_artifact(
       TuningError: if `database` is none, damaged, or of another TVM version.
       UnsupportedOpError: if the artifact uses an operation the importer does not know.
     """
-    order = _Order.of(artifact.arguments, parameters, target, path, database, progress)
+    settings = BuildSettings(**options)
+    order = _Order.of(artifact.arguments, target, path, settings)
     if missing := [spec.name for spec in artifact.inputs if spec.name not in arrays]:
         raise SignatureError(
             f"{len(missing)} of the artifact's {len(artifact.inputs)} arrays are missing, "
@@ -319,7 +335,7 @@ def deploy_artifact(
         )
     values = [check_array(np.asarray(arrays[spec.name]), spec) for spec in artifact.inputs]
     bundle = order.built(artifact, values, lambda leaves: artifact.call(*leaves))
-    if check:
+    if settings.check:
         _check_here(bundle, order.say)
     return bundle
 
@@ -346,17 +362,15 @@ class _Order:
     def of(
         cls,
         arguments: Sequence[str],
-        parameters: int | None,
         target: str | Mapping[str, Any],
         path: str | Path | None,
-        database: str | Path | None,
-        progress: Progress | None,
+        settings: BuildSettings,
     ) -> _Order:
         """Resolves what `deploy` was asked for."""
-        count = _parameters(arguments, parameters)
+        count = _parameters(arguments, settings.parameters)
         place = NamedTarget.of(target)
-        records = None if database is None else TuningDatabase(database)
-        return cls(count, place, path, records, progress or _silence)
+        records = None if settings.database is None else TuningDatabase(settings.database)
+        return cls(count, place, path, records, settings.progress or _silence)
 
     def built(
         self,

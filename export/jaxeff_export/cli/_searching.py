@@ -1,8 +1,8 @@
 """``search`` and ``tune``: smaller networks for a share of the time, and faster schedules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -50,8 +50,18 @@ def search(
     """
     try:
         with terminal.failures_in_one_line():
-            _search(model, bundle, share, of, episodes, steps, epochs, round_to, target, board,
-                    folder, seed)  # fmt: skip
+            place = SearchPlace(target, board, folder)
+            # All that can be wrong is found before hours of searching.
+            _require_searchable(bundle, place, share)
+            classifier = _classifier(model)
+            tried = {"target": share, "episodes": episodes, "steps": steps}
+            searched, key, size = _searched(seed, classifier, place, of, round_to, tried)
+            terminal.console.print(str(searched.table), markup=False, highlight=False)
+            small, data = searched.smaller, classifier[1][1:]
+            # Trained on only now: candidates are compared after a few updates each.
+            if epochs:
+                small = small.retrained(key, data, epochs=epochs, batch_size=size)
+            _deploy_in_integers(small, data[0], target, bundle)
     except KeyboardInterrupt:
         kept = f"what was measured is in {folder}" if folder else "nothing was kept (--folder)"
         terminal.complain(f"stopped; {kept}")
@@ -60,21 +70,45 @@ def search(
     terminal.console.print(f"{bundle} holds the compressed model", markup=False)
 
 
-# 12 parameters: the options of the command `search`.
-def _search(
-    model: str,
-    bundle: Path,
-    share: float,
-    of: str,
-    episodes: int,
-    steps: int,
-    epochs: int,
-    round_to: int | None,
-    target: str,
-    board: str,
-    folder: Path | None,
+class SearchPlace(NamedTuple):
+    """Where candidates are measured, and kept.
+
+    Attributes:
+        target: whom to compile for.
+        board: board to measure on.
+        folder: where episodes and kernels are kept; None for nowhere.
+    """
+
+    target: str
+    board: str
+    folder: Path | None
+
+
+def _require_searchable(bundle: Path, place: SearchPlace, share: float) -> None:
+    # JAX takes seconds to import: `--help` and other commands do without.
+    from jaxeff_export.artifact import SignatureError
+    from jaxeff_export.boards import make_board
+    from jaxeff_export.targets import resolve_target
+
+    _require_place(bundle, place.folder)
+    resolve_target(place.target)
+    make_board(place.board)
+    if not 0 < share <= 1:
+        raise SignatureError(f"--share {share:g} is no share of the time: above 0, 1 at most")
+
+
+def _searched(
     seed: int,
-) -> None:
+    classifier: tuple[Callable[..., Any], tuple[Any, Any, Any]],
+    place: SearchPlace,
+    of: str,
+    round_to: int | None,
+    tried: Mapping[str, Any],
+) -> tuple[Any, Any, int]:
+    """Searches for the policy of a classifier; with it come a key for its training, and a batch.
+
+    `tried` has the share of the time, the episodes and the steps of each.
+    """
     import jax
 
     # JAX takes seconds to import: `--help` and other commands do without.
@@ -82,17 +116,11 @@ def _search(
     from jaxeff.search import search as search_policies
     from jaxeff.store import CheckpointError
     from jaxeff_export.artifact import SignatureError
-    from jaxeff_export.boards import BoardError, make_board
+    from jaxeff_export.boards import BoardError
     from jaxeff_export.latency import channel_multiple, measured_latency, table_latency
-    from jaxeff_export.targets import resolve_target
 
-    # All that can be wrong is found before hours of searching.
-    _require_place(bundle, folder)
-    resolve_target(target)
-    make_board(board)
-    if not 0 < share <= 1:
-        raise SignatureError(f"--share {share:g} is no share of the time: above 0, 1 at most")
-    f, (params, x, labels) = _classifier(model)
+    target, board, folder = place
+    f, (params, x, labels) = classifier
     # At least five batches, so that the updates of a candidate see different ones.
     key, size = jax.random.key(seed), max(1, min(128, len(x) // 5))
     kernels = None if folder is None else folder / "kernels"
@@ -101,26 +129,20 @@ def _search(
     nodes = [round_to * 2**i for i in range(8)]
     try:
         searched = search_policies(
-            key, f, params, (x, labels), target=share, agent=Knapsack(),
+            key, f, params, (x, labels), agent=Knapsack(),
             # A table of kernels ranks candidates quickly; the result alone is measured end to end.
             latency=table_latency(x[:1], target=target, board=board, folder=kernels, nodes=nodes),
-            actions=Actions(of, round_to), episodes=episodes, steps=steps, batch_size=size,
+            actions=Actions(of, round_to), batch_size=size,
             refinement=Refinement(measured_latency(x[:1], target=target, boards=board)),
-            folder=folder,
+            folder=folder, **tried,
         )  # fmt: skip
     # Errors of jaxeff itself are defects to the terminal; here they are about what was given.
     except (ValueError, CheckpointError) as error:
         raise SignatureError(str(error)) from error
     except LatencyError as error:
         raise BoardError(str(error)) from error
-    terminal.console.print(str(searched.table), markup=False, highlight=False)
-    small = searched.smaller
-    # Trained on only now: candidates are compared after a few updates each.
-    if epochs:
-        # Another key: the search has used this one.
-        key = jax.random.fold_in(key, 1)
-        small = small.retrained(key, (x, labels), epochs=epochs, batch_size=size)
-    _deploy_in_integers(small, x, target, bundle)
+    # Another key for the training: the search has used this one.
+    return searched, jax.random.fold_in(key, 1), size
 
 
 def _deploy_in_integers(small: Any, x: Any, target: str, bundle: Path) -> None:

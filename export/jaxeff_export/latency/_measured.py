@@ -48,6 +48,8 @@ class AlternatingTimer:
     """Candidates timed in turns with the whole model, on a board.
 
     Attributes:
+        board: Board to measure on.
+        times: Calls per measurement, and measurements.
         uncompressed: The whole model; None before `start`.
         first: Seconds that it took at first.
     """
@@ -55,14 +57,14 @@ class AlternatingTimer:
     def __init__(self, board: str | Board, number: int, repeat: int) -> None:
         self.board, self.first = board, 0.0
         self.uncompressed: Bundle | None = None
-        self._times = number, repeat
+        self.times = number, repeat
 
     def start(self, uncompressed: Bundle, first: float | None = None) -> None:
         """Times the whole model, unless its time is known."""
         if first is None:
             # As often as in turns, so that the unit is no noisier than what is measured in it.
             times = [
-                uncompressed.benchmark(self.board, *self._times).median_ms for _ in range(ROUNDS)
+                uncompressed.benchmark(self.board, *self.times).median_ms for _ in range(ROUNDS)
             ]
             first = statistics.median(times) / 1000
         self.uncompressed, self.first = uncompressed, first
@@ -77,9 +79,9 @@ class AlternatingTimer:
         assert self.uncompressed is not None
         ratios = []
         for _ in range(ROUNDS):
-            unit = self.uncompressed.benchmark(self.board, *self._times).median_ms
+            unit = self.uncompressed.benchmark(self.board, *self.times).median_ms
             # Neighbours in time see the same clock and load, so these cancel in the ratio.
-            ratios.append(bundle.benchmark(self.board, *self._times).median_ms / unit)
+            ratios.append(bundle.benchmark(self.board, *self.times).median_ms / unit)
             between()
         return statistics.median(ratios) * self.first
 

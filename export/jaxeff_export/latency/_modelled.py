@@ -29,7 +29,7 @@ from jaxeff.core import input_batch, one_of, validate
 from jaxeff.search import Candidate, LatencyError, Policy
 from jaxeff_export.bundle import Bundle, kernel_calls
 from jaxeff_export.compiler import Machine
-from jaxeff_export.latency._measured import compiled, leaves_of
+from jaxeff_export.latency._measured import AlternatingTimer, compiled, leaves_of
 from jaxeff_export.latency._table import TableLatency
 from jaxeff_export.operators.integer import dot_of
 from jaxeff_export.targets import is_microcontroller, resolve_target, tvm_target
@@ -118,7 +118,8 @@ class ModelledTable(TableLatency):
         folder: str | Path | None,
         nodes: Sequence[int],
     ) -> None:
-        super().__init__(inputs, target, "model", folder, nodes, 1, 1, None)
+        # Nothing runs: cycles are a model's, so that nothing is timed in turns.
+        super().__init__(inputs, target, AlternatingTimer("model", 1, 1), folder, nodes, None)
 
     def _measure(self, candidate: Candidate, policy: Policy) -> list[float]:
         self.fills += 1

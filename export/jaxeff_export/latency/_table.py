@@ -343,23 +343,19 @@ class TableLatency:
         self,
         inputs: tuple[Any, ...],
         target: str | Mapping[str, Any],
-        board: str | Board,
+        turns: AlternatingTimer,
         folder: str | Path | None,
         nodes: Sequence[int] | None,
-        number: int,
-        repeat: int,
         database: str | Path | None,
     ) -> None:
         self.fills = 0
-        self._inputs, self._target, self._board = inputs, target, board
+        self._inputs, self._target, self._turns = inputs, target, turns
         self._folder, self._database = folder, database
         self._nodes = None if nodes is None else tuple(sorted(nodes))
-        self._times = {"number": number, "repeat": repeat}
         self._of: Cells | None = None
         self._known: dict[Cell, list[float]] = {}
         self._conversion: float | None = None
         self._kept: Journal | None = None
-        self._turns = AlternatingTimer(board, number, repeat)
 
     def __call__(self, candidate: Candidate) -> float:
         """Looks up the seconds of a call.
@@ -424,7 +420,7 @@ class TableLatency:
             # The journal refuses a folder whose model, target or board differs from this key.
             self._kept = Journal(Path(self._folder) / "kernels.jsonl", {
                 "target": repr(dict(sorted(resolve_target(self._target).items()))),
-                "board": str(getattr(self._board, "name", self._board)),
+                "board": str(getattr(self._turns.board, "name", self._turns.board)),
                 "sites": sites, "nodes": list(self._nodes or ()),
             })  # fmt: skip
             for task in self._kept:
@@ -463,19 +459,20 @@ class TableLatency:
         self.fills += 1
         space = candidate.space
         inputs, target, database = self._inputs, self._target, self._database
+        turns = self._turns
         profiles: list[Sequence[OperatorTime]] = []
         try:
-            if self._turns.uncompressed is None:
+            if turns.uncompressed is None:
                 self._start(compiled(candidate, space.uncompressed, inputs, target, database))
             bundle = compiled(candidate, policy, inputs, target, database)
             leaves = leaves_of(candidate.make(policy).params)
             calls = kernel_calls(bundle.manifest, bundle.artifact, space.names, leaves)
             # A profile after every turn: shares and total are of the same moments.
-            seconds = self._turns.seconds(
-                bundle, lambda: profiles.append(bundle.profile(self._board, **self._times))
+            seconds = turns.seconds(
+                bundle, lambda: profiles.append(bundle.profile(turns.board, *turns.times))
             )
         except (BoardError, BundleError) as error:
-            raise LatencyError(f"{self._board}: {error}") from error
+            raise LatencyError(f"{turns.board}: {error}") from error
         return _split(profiles, calls, len(space.sites), seconds)
 
     def _start(self, uncompressed: Bundle) -> None:
@@ -520,7 +517,8 @@ def table_latency(
     Raises:
         CheckpointError: The folder holds the table of another model, target or board.
     """
-    return TableLatency(inputs, target, board, folder, nodes, number, repeat, database)
+    turns = AlternatingTimer(board, number, repeat)
+    return TableLatency(inputs, target, turns, folder, nodes, database)
 
 
 def _split(

@@ -1,7 +1,7 @@
 """What ONNX computes step by step: recurrent layers, branches, and loops over graphs."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -174,16 +174,34 @@ def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[l
     return [functions[i * per : (i + 1) * per] for i in range(directions)]
 
 
-# 9 parameters: the inputs of ONNX's operators, and what tells one from the other.
+class RecurrentInputs(NamedTuple):
+    """The inputs that ONNX's recurrent operators have in common, in their order.
+
+    Attributes:
+        x: the sequences.
+        w: weights of the sequences, by direction.
+        r: weights of the state.
+        b: biases of both.
+        lengths: the sequences' lengths; None where all are as long as their array.
+    """
+
+    x: Value
+    w: Value
+    r: Value
+    b: Value
+    lengths: Value
+
+
 def _recurrent(
-    call: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, start: Sequence[Value],
-    defaults: Sequence[str], step: Callable[..., Any],
+    call: Call, inputs: RecurrentInputs, start: Sequence[Value], defaults: Sequence[str],
+    step: Callable[..., Any],
 ) -> tuple[Any, ...]:  # fmt: skip
     """Runs a cell over time, in one or both directions.
 
     `step(x, carry, w, r, b, activations, direction)` gives the new carry; its first is the result.
     """
-    x, w, r = jnp.asarray(x), jnp.asarray(w), jnp.asarray(r)
+    x, w, r = (jnp.asarray(array) for array in inputs[:3])
+    b, lengths = inputs.b, inputs.lengths
     hidden, batch_first = r.shape[2], call.get("layout", 0)
     if call.get("hidden_size", hidden) != hidden:
         raise call.refused(f"has hidden_size {call['hidden_size']}, and weights of {hidden}")
@@ -207,8 +225,8 @@ def _recurrent(
         bias = jnp.zeros(2 * w.shape[1], x.dtype) if b is None else jnp.asarray(b)[d]
 
         def body(carry: list[Any], row: Any, d: int = d, bias: Any = bias) -> tuple[list[Any], Any]:
-            inputs, keep = row if valid is not None else (row, None)
-            after = step(inputs, carry, w[d], r[d], bias, functions[d], d)
+            entries, keep = row if valid is not None else (row, None)
+            after = step(entries, carry, w[d], r[d], bias, functions[d], d)
             if keep is None:
                 return after, after[0]
             kept = [jnp.where(keep[:, None], a, c) for a, c in zip(after, carry, strict=True)]
@@ -234,7 +252,7 @@ def _rnn(
         wb, rb = jnp.split(b, 2)
         return [f[0](x @ w.T + carry[0] @ r.T + (wb + rb)[None])]
 
-    return _recurrent(call, x, w, r, b, lengths, [h], ["tanh"], step)
+    return _recurrent(call, RecurrentInputs(x, w, r, b, lengths), [h], ["tanh"], step)
 
 
 # 9 parameters: the inputs of ONNX's operator, in its order.
@@ -256,7 +274,8 @@ def _lstm(
             o = o + po[None] * c
         return [f[0](o) * f[2](c), c]
 
-    return _recurrent(call, x, w, r, b, lengths, [h, c], ["sigmoid", "tanh", "tanh"], step)
+    inputs = RecurrentInputs(x, w, r, b, lengths)
+    return _recurrent(call, inputs, [h, c], ["sigmoid", "tanh", "tanh"], step)
 
 
 def _gru(
@@ -276,7 +295,7 @@ def _gru(
             new = f[1](xh + (reset * h) @ ah.T + (rh + wh)[None])
         return [(1 - z) * new + z * h]
 
-    return _recurrent(call, x, w, r, b, lengths, [h], ["sigmoid", "tanh"], step)
+    return _recurrent(call, RecurrentInputs(x, w, r, b, lengths), [h], ["sigmoid", "tanh"], step)
 
 
 RECURRENT_OPERATORS: dict[str, Callable[..., Any]] = {"RNN": _rnn, "LSTM": _lstm, "GRU": _gru}

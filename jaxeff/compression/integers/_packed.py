@@ -7,7 +7,7 @@ int32, the same bits on every machine.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -314,22 +314,35 @@ def packed_kernel(layer: Layer) -> Kernel | str:
     return kernel
 
 
+class PackedLayer(NamedTuple):
+    """A layer whose weight is packed.
+
+    Attributes:
+        layer: The layer.
+        kernel: Layout of its product.
+        weight: How its weight is stored.
+        call: The operator, under the name of the layer.
+        stored: Function from a name to the array of `PackedWeight.stored`.
+    """
+
+    layer: Layer
+    kernel: Kernel
+    weight: PackedWeight | SparseWeight
+    call: Callable[..., Array]
+    stored: Callable[[str], Array]
+
+
 def packed_product(
-    layer: Layer,
-    kernel: Kernel,
-    call: Callable[..., Array],
-    weight: PackedWeight | SparseWeight,
-    stored: Callable[[str], Array],
+    packed: PackedLayer,
     x: Float[Array, "*shape"],
     bias: Float[Array, " columns"] | None,
     grid_of_x: tuple[Any, Tensor] | None,
 ) -> Array:
     """Computes a layer whose weights are packed.
 
-    `call` is the operator, under the name of the layer; `stored` returns an array of
-    `PackedWeight.stored` by name; `grid_of_x` has grid and description of the activations, if they
-    are quantized.
+    `grid_of_x` has grid and description of the activations, if they are quantized.
     """
+    layer, kernel, weight, call, stored = packed
     dtype, at = layer.outputs[0].aval.dtype, weight.attributes
     units = stored("units") if weight.by_output else None
     # Steps are float32, so products are too, whatever the layer's dtype is.

@@ -269,7 +269,8 @@ class IntegerRule:
         call = _told(weight.operator, layer, widths)
         x = to_float(values[layer.data[0]])
         with _named(layer):
-            y = packed.packed_product(layer, kernel, call, weight, stored, x, bias, grid)
+            of_layer = packed.PackedLayer(layer, kernel, weight, call, stored)
+            y = packed.packed_product(of_layer, x, bias, grid)
             if layer.biases and not by_output:
                 self.read.update(path for i in layer.biases for path in layer.inputs[i].leaves)
                 y = y + dataflow.added_by(layer, values).astype(y.dtype)

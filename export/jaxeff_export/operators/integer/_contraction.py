@@ -37,30 +37,42 @@ class Sharing:
     least: int = 0
 
 
+class KernelPlan(NamedTuple):
+    """How a kernel walks the products of a layer.
+
+    Attributes:
+        geometry: the layer's loops.
+        dot: the instructions.
+        tile: tile of sums in registers, as the weights were packed for.
+        kernel_of: the class that writes the kernel, without what all of them are told; None for
+            that of bytes.
+    """
+
+    geometry: layers.Geometry
+    dot: Dot
+    tile: layers.DotTile
+    kernel_of: Callable[..., ContractionBuilder] | None = None
+
+
 def contraction(
-    geometry: layers.Geometry,
-    dot: Dot,
+    plan: KernelPlan,
     attributes: Any,
     epilogue_of: Any,
     operands: Any,
     shape: Sequence[int],
     sharing: Sharing,
-    tile: layers.DotTile,
-    kernel_of: Callable[..., ContractionBuilder] | None = None,
 ) -> tirx.PrimFunc:
     """Writes the kernel of a layer.
 
     Args:
-        geometry: the layer's loops.
-        dot: the instructions.
+        plan: its loops and instructions.
         attributes: the composite's.
         epilogue_of: makes the epilogue of the attributes and the operands after the weights.
         operands: shapes and dtypes of x, the packed weights and what follows.
         shape: shape of the result.
         sharing: among how many cores.
-        tile: tile of sums in registers, as the weights were packed for.
-        kernel_of: the class that writes the kernel; by default that of bytes.
     """
+    geometry, dot, tile, kernel_of = plan
     buffers = [
         statements.declare(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(operands)
     ]

@@ -19,7 +19,13 @@ from jaxeff_export.operators import _statements as statements
 from jaxeff_export.operators.integer import _convolutions as convolutions
 from jaxeff_export.operators.integer import _dual as dual
 from jaxeff_export.operators.integer import _planes
-from jaxeff_export.operators.integer._contraction import Sharing, contraction, vectors_of, words_of
+from jaxeff_export.operators.integer._contraction import (
+    KernelPlan,
+    Sharing,
+    contraction,
+    vectors_of,
+    words_of,
+)
 from jaxeff_export.operators.integer._dots import Dot, dot_of, of_few
 from jaxeff_export.operators.integer._layers import Geometry, epilogue_of, tile_of
 from jaxeff_export.operators.integer._packed import PACKED, STEPS_SHARED, packed_products, shape_of
@@ -454,9 +460,8 @@ def _emit(
 
     sizes = [(taken(o), str(o.ty.dtype)) for o in operands]
     result = (batch, *shape[1:]) if how.any_batch else shape
-    kernel = contraction(
-        geometry, dot, attributes, epilogue_of, sizes, result, sharing, tile, kernel_of
-    )
+    plan = KernelPlan(geometry, dot, tile, kernel_of)
+    kernel = contraction(plan, attributes, epilogue_of, sizes, result, sharing)
     return _call_kernel(bb, kernel, f"{name}_{builder}", operands, attributes, shape)
 
 

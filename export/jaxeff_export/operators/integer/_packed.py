@@ -452,12 +452,13 @@ def packed_products(target: Target, cores: int, any_batch: bool) -> Any:
             sizes[0] = ((batch, depth), sizes[0][1])
         shape = (batch if any_batch else rows, columns)
         build = functools.partial(make, group, chunk)
+        plan = _contraction.KernelPlan(geometry, dot, tile, build)
         # A batch that varies is a variable of its own, so that no two kernels are the same.
         key = None if any_batch else (rows, depth, columns, weight_bits, group, str(sizes))
         name = written.name_of(
             bb,
             key,
-            lambda: product_kernel(geometry, dot, result, sizes, shape, cores, tile, build),
+            lambda: product_kernel(plan, result, sizes, shape, cores),
         )
         kind = relax.TensorType((rows, columns), "int32" if codes else "float32")
         return bb.emit(relax.call_tir(name, relax.Tuple(operands), kind))
@@ -495,26 +496,21 @@ class WrittenKernels:
 
 
 def product_kernel(
-    geometry: Geometry,
-    dot: Dot,
+    plan: _contraction.KernelPlan,
     result: str,
     sizes: Sequence[tuple[Any, str]],
     shape: tuple[Any, int],
     cores: int,
-    tile: DotTile,
-    build: Any,
 ) -> tirx.PrimFunc:
     """Writes a kernel whose sums leave as they are.
 
     `result` is "sums" or "float"; `sizes` are shape and dtype of every operand; `cores` share rows,
-    where there is enough to do; `tile` is the rows and vectors that are computed together; `build`
-    is the builder's class, without what all builders are told.
+    where there is enough to do.
     """
-    sharing = _contraction.Sharing(cores, STEPS_SHARED * dot.lanes * 4)
+    sharing = _contraction.Sharing(cores, STEPS_SHARED * plan.dot.lanes * 4)
     return _contraction.contraction(
-        geometry, dot, {}, lambda _, *rest: Unscaled.of(result, *rest), sizes, shape, sharing,
-        tile, build,
-    )  # fmt: skip
+        plan, {}, lambda _, *rest: Unscaled.of(result, *rest), sizes, shape, sharing
+    )
 
 
 def float_dot(dot: Dot, bits: int) -> Dot:

@@ -28,7 +28,7 @@ from tvm.tirx import Expr
 from jaxeff_export.compiler.passes import PACKS
 from jaxeff_export.operators._statements import Vector, cast, const, index, load, splat
 from jaxeff_export.operators.integer import _packed
-from jaxeff_export.operators.integer._contraction import vectors_of
+from jaxeff_export.operators.integer._contraction import KernelPlan, vectors_of
 from jaxeff_export.operators.integer._dots import Dot, call_intrinsic, dot_of, of_few
 from jaxeff_export.operators.integer._layers import Geometry
 
@@ -321,11 +321,11 @@ def sparse_products(target: Target, cores: int, any_batch: bool) -> Any:
         sizes = [(_packed.shape_of(o), str(o.ty.dtype)) for o in operands]
         tile = _packed.packed_tile(geometry, dot.lanes, dot.registers, 1)
         result, build = "sums" if codes else "float", functools.partial(SparseBuilder, sparse)
-        shape = rows, columns
+        plan, shape = KernelPlan(geometry, dot, tile, build), (rows, columns)
         name = written.name_of(
             bb,
             (*shape, depth, str(sizes)),
-            lambda: _packed.product_kernel(geometry, dot, result, sizes, shape, cores, tile, build),
+            lambda: _packed.product_kernel(plan, result, sizes, shape, cores),
         )
         kind = relax.TensorType(shape, "int32" if codes else "float32")
         return bb.emit(relax.call_tir(name, relax.Tuple(operands), kind))
