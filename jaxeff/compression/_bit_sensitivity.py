@@ -33,13 +33,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxeff import core
-from jaxeff.compression._bit_policy import (
-    FLOAT,
-    InWidths,
-    Method,
-    WidthOptions,
-    under_policies,
-)
+from jaxeff.compression import _bit_policy as policies
 from jaxeff.compression._quantized import of_inputs, settings_of
 from jaxeff.compression.numerics import LayerQuantization
 from jaxeff.compression.quantizers import Uniform
@@ -110,7 +104,7 @@ def quantization_errors(
     sites: Sequence[str],
     widths: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8),
     *,
-    method: Method = Uniform,
+    method: policies.Method = Uniform,
 ) -> QuantizationErrors:
     """Quantizes every array of every site in every width, in the model as it is.
 
@@ -128,7 +122,7 @@ def quantization_errors(
     """
     sites, widths = tuple(sites), check_widths(widths)
     args = core.as_arguments(args)
-    model = InWidths(f, sites, widths, method=method)
+    model = policies.InWidths(f, sites, widths, method=method)
     squares = np.asarray(_squares(model, params, args), float)
     return QuantizationErrors(
         sites, widths, squares[0, :, 1:], squares[1, :, 1:], squares[0, :, 0], squares[1, :, 0]
@@ -227,7 +221,7 @@ def signal_to_noise_bits(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _squares(
-    model: InWidths, params: Any, args: tuple[Any, ...]
+    model: policies.InWidths, params: Any, args: tuple[Any, ...]
 ) -> Float[Array, "two sites widths"]:
     """Computes mean squares and mean squared errors of weights and of activations, by site."""
     f, sites, widths = model.f, model.sites, model.widths
@@ -283,7 +277,7 @@ def multiplying(sites: Sequence[str], program: Any) -> dict[str, LayerQuantizati
 @core.validate(
     x=core.input_batch, method=core.function_of_form("method(bits)"), at_once=core.static_integer()
 )
-@core.forwards(InWidths, WidthOptions)
+@core.forwards(policies.InWidths, policies.WidthOptions)
 def kl_sensitivity(
     f: Callable[..., Any],
     params: Any,
@@ -292,7 +286,7 @@ def kl_sensitivity(
     widths: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8),
     *,
     state: Any = None,
-    **options: Unpack[WidthOptions],
+    **options: Unpack[policies.WidthOptions],
 ) -> BitSensitivity:
     """Measures every layer in every width.
 
@@ -340,7 +334,7 @@ def kl_sensitivity(
     sites, widths = tuple(sites), check_widths(widths)
     if not sites or len(set(sites)) < len(sites):
         raise ValueError(f"sites must be layers that differ, got {list(sites)}.")
-    model = InWidths(f, sites, widths, **options)
+    model = policies.InWidths(f, sites, widths, **options)
     kl = np.asarray(_divergences(model, params, state, x), float)
     return _over_inputs(sites, widths, kl)
 
@@ -361,18 +355,20 @@ def one_at_a_time(sites: int, widths: Sequence[int]) -> tuple[np.ndarray, np.nda
 
     In the order of weights and activations, sites, widths.
     """
-    alone = np.full((sites * len(widths), sites), FLOAT, np.int32)
+    alone = np.full((sites * len(widths), sites), policies.FLOAT, np.int32)
     for i in range(sites):
         alone[i * len(widths) : (i + 1) * len(widths), i] = widths
-    others = np.full_like(alone, FLOAT)
+    others = np.full_like(alone, policies.FLOAT)
     return np.concatenate([alone, others]), np.concatenate([others, alone])
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _divergences(model: InWidths, params: Any, state: Any, x: Any) -> Array:
+def _divergences(model: policies.InWidths, params: Any, state: Any, x: Any) -> Array:
     args = (params, x) if state is None else (params, state, x)
     # FLOAT is a width of the look-up too: that of the sites a policy leaves alone.
-    evaluated = under_policies(replace(model, widths=(*model.widths, FLOAT)), *args)
+    evaluated = policies.under_policies(
+        replace(model, widths=(*model.widths, policies.FLOAT)), *args
+    )
     changes = jax.tree.map(jnp.asarray, one_at_a_time(len(model.sites), model.widths))
     nats = divergences(
         model.f,

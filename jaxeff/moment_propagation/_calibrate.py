@@ -247,6 +247,7 @@ def _posterior(where: str, value: Any) -> None:
         core.input_batch(where, value)
 
 
+# 10 parameters: `**kwargs` are those of `f`, so that no options can be gathered there.
 @core.validate(
     posterior=_posterior,
     args=core.input_batch,

@@ -397,6 +397,7 @@ def _row(name: str, ratio: Ratio | None) -> tuple[str, ...]:
     return name, f"{ratio.median:.2f}", f"{ratio.low:.2f}", f"{ratio.high:.2f}"
 
 
+# 8 parameters: a function and its arguments, what to compare with, and what to judge as well.
 @core.validate(
     key=core.single_key,
     f=core.pure_function,

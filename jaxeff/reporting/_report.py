@@ -25,7 +25,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -391,6 +391,56 @@ SECTIONS: Mapping[str, Callable[[Subject], dict[str, Any]]] = {
 LEVELS = tuple(float(level) for level in np.geomspace(0.01, 10, 10))
 
 
+class ReportOptions(TypedDict, total=False):
+    """What a report says, and how far it goes; `ReportSettings` has their meaning and defaults."""
+
+    title: str
+    about: Mapping[str, str] | None
+    levels: Sequence[float]
+    widths: Sequence[int]
+    shares: Sequence[float]
+    examples: int
+    sections: Sequence[str] | None
+    folder: str | os.PathLike[str] | None
+    progress: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """What a report says, and how far it goes.
+
+    Attributes:
+        title: Title of the page.
+        about: Texts of the model card by their headings.
+        levels: Levels of additive noise.
+        widths: Bit widths, rising.
+        shares: Shares of channels to remove.
+        examples: Inputs that curves are measured on, at most.
+        sections: Names of those to measure; all by default.
+        folder: Place where finished sections are kept.
+        progress: Whether to show a progress bar.
+    """
+
+    title: str = "Model"
+    about: Mapping[str, str] | None = None
+    levels: Sequence[float] = LEVELS
+    widths: Sequence[int] = (2, 3, 4, 5, 6, 8)
+    shares: Sequence[float] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
+    examples: int = 500
+    sections: Sequence[str] | None = None
+    folder: str | os.PathLike[str] | None = None
+    progress: bool | None = None
+
+    def chosen(self, with_target: bool) -> tuple[str, ...]:
+        """Lists the sections to measure, in their order."""
+        for share in self.shares:
+            core.check_number("report: shares", share, low=0, below=1)
+        for name in self.sections or ():
+            core.check_choice("sections", name, (*SECTIONS, "target"))
+        every = tuple(SECTIONS) + ("target",) * with_target
+        return tuple(name for name in every if self.sections is None or name in self.sections)
+
+
 class Deployed(Protocol):
     """A compiled model that tells what it takes: a `jaxeff_export.Bundle`."""
 
@@ -450,6 +500,7 @@ def _one(inputs: tuple[Any, ...]) -> Any:
     examples=core.static_integer(10),
     sections=core.string_sequence,
 )
+@core.forwards(ReportSettings, ReportOptions)
 def report(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -458,15 +509,7 @@ def report(
     *,
     outside: Any = None,
     bundle: Deployed | None = None,
-    title: str = "Model",
-    about: Mapping[str, str] | None = None,
-    levels: Sequence[float] = LEVELS,
-    widths: Sequence[int] = (2, 3, 4, 5, 6, 8),
-    shares: Sequence[float] = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75),
-    examples: int = 500,
-    sections: Sequence[str] | None = None,
-    folder: str | os.PathLike[str] | None = None,
-    progress: bool | None = None,
+    **options: Unpack[ReportOptions],
 ) -> Report:
     """Measures a classifier and makes one page of it: HTML, or a model card in Markdown.
 
@@ -494,16 +537,13 @@ def report(
         outside: Inputs out of domain, or inputs and labels in the form of `data`; of several
             inputs `(a, b)` without labels.
         bundle: The deployed model, for the section of its target.
-        title: Title of the page.
-        about: Texts of the model card by their headings, such as `{"Intended use": "..."}`.
-        levels: Levels of additive noise, in the units of layers' values.
-        widths: Bit widths, rising.
-        shares: Shares of channels to remove.
-        examples: Inputs that curves of noise, bits and channels are measured on, at most.
-        sections: Names of those to measure; all by default.
-        folder: Place where finished sections are kept: called again with the same arguments, only
-            what is missing is measured.
-        progress: Whether to show a progress bar; None shows it on a terminal and in a notebook.
+        **options: `title` of the page; `about`, texts of the model card by their headings, such as
+            `{"Intended use": "..."}`; `levels` of additive noise, in the units of layers' values;
+            bit `widths`, rising; `shares` of channels to remove; `examples`, the inputs that curves
+            of noise, bits and channels are measured on, at most; `sections`, the names of those to
+            measure, all by default; `folder`, where finished sections are kept: called again with
+            the same arguments, only what is missing is measured; and `progress`, whether to show a
+            progress bar, which None shows on a terminal and in a notebook.
 
     Returns:
         The page: `page.save("report.html")`, `page.save("MODEL_CARD.md")`, `page.sections`.
@@ -515,12 +555,52 @@ def report(
     if (source := Batches.of(data)) is not None:
         data = source.gathered()
         _labelled_inputs("report: data", data)
-    for share in shares:
-        core.check_number("report: shares", share, low=0, below=1)
-    chosen = tuple(SECTIONS) + ("target",) * (bundle is not None)
-    for name in sections or ():
-        core.check_choice("sections", name, (*SECTIONS, "target"))
-    chosen = tuple(name for name in chosen if sections is None or name in sections)
+    settings = ReportSettings(**options)
+    chosen = settings.chosen(bundle is not None)
+    subject = _subject(key, f, params, data, outside, settings)
+    program = describe_computation(subject.f, subject.params, subject.one)
+    grids = {name: getattr(subject, name) for name in ("levels", "widths", "shares", "examples")}
+    described = describe_arrays("params", params)
+    identity = run_identity(key, (subject.x, subject.y, outside), grids, described | {"f": program})
+    kept = None
+    if settings.folder is not None:
+        kept = Journal(Path(settings.folder) / "report.jsonl", as_json(identity))
+    measured: dict[str, Any] = {}
+    with core.progress_bar(settings.progress, "section", len(chosen)) as advance:
+        for number, name in enumerate(chosen):
+            if name == "target":  # a bundle is another file, which may be new
+                measured[name] = _target(bundle, data)
+            elif kept is not None and name in kept:
+                measured[name] = kept[name]
+            else:
+                # A key of its own: a section measured alone draws what it draws beside others.
+                place = [*SECTIONS].index(name)
+                measured[name] = _section(name, subject, jax.random.fold_in(key, place))
+                if kept is not None and "missing" not in measured[name]:
+                    kept.add(name, measured[name])
+            advance(1, f"{name} {number + 1} of {len(chosen)}")
+    facts = {
+        "versions": versions(),
+        "hashes": {
+            "function": program["hash"][:16],
+            "parameters": _digest(described),
+            "data": _digest(describe_arrays("data", (subject.x, subject.y, outside))),
+        },
+        "examples": len(subject.y),
+        "settings": grids,
+    }
+    return Report(settings.title, dict(settings.about or {}), as_json(facts), measured)
+
+
+def _subject(
+    key: PRNGKeyArray,
+    f: Callable[..., Any],
+    params: Any,
+    data: Sequence[Any],
+    outside: Any,
+    settings: ReportSettings,
+) -> Subject:
+    """Checks that a classifier and data fit each other, and collects what sections measure."""
     random = any(map(is_gaussian, jax.tree.leaves(params, is_leaf=is_gaussian)))
     numbers = jax.tree.map(
         lambda leaf: leaf.mean if is_gaussian(leaf) else leaf, params, is_leaf=is_gaussian
@@ -541,45 +621,12 @@ def report(
         jax.eval_shape(f, numbers, jax.tree.map(lambda leaf: leaf[:1], beyond))
     if beyond_labels is not None:
         core.check_labels("report: outside, the labels,", beyond_labels, logits.shape[-1])
-    subject = Subject(
+    return Subject(
         key=key, f=f, params=numbers, posterior=params if random else None, x=x, y=jnp.asarray(y),
-        outside=beyond, outside_labels=beyond_labels, levels=tuple(map(float, levels)),
-        widths=tuple(widths), shares=tuple(map(float, shares)), examples=examples,
+        outside=beyond, outside_labels=beyond_labels, levels=tuple(map(float, settings.levels)),
+        widths=tuple(settings.widths), shares=tuple(map(float, settings.shares)),
+        examples=settings.examples,
     )  # fmt: skip
-    program = describe_computation(f, numbers, subject.one)
-    settings = {
-        "levels": subject.levels, "widths": subject.widths, "shares": subject.shares,
-        "examples": examples,
-    }  # fmt: skip
-    identity = run_identity(
-        key, (x, subject.y, outside), settings, describe_arrays("params", params) | {"f": program}
-    )
-    kept = None if folder is None else Journal(Path(folder) / "report.jsonl", as_json(identity))
-    measured: dict[str, Any] = {}
-    with core.progress_bar(progress, "section", len(chosen)) as advance:
-        for number, name in enumerate(chosen):
-            if name == "target":  # a bundle is another file, which may be new
-                measured[name] = _target(bundle, (data[0] if len(data) == 2 else arguments, y))
-            elif kept is not None and name in kept:
-                measured[name] = kept[name]
-            else:
-                # A key of its own: a section measured alone draws what it draws beside others.
-                place = [*SECTIONS].index(name)
-                measured[name] = _section(name, subject, jax.random.fold_in(key, place))
-                if kept is not None and "missing" not in measured[name]:
-                    kept.add(name, measured[name])
-            advance(1, f"{name} {number + 1} of {len(chosen)}")
-    facts = {
-        "versions": versions(),
-        "hashes": {
-            "function": program["hash"][:16],
-            "parameters": _digest(describe_arrays("params", params)),
-            "data": _digest(describe_arrays("data", (x, subject.y, outside))),
-        },
-        "examples": len(subject.y),
-        "settings": settings,
-    }
-    return Report(title, dict(about or {}), as_json(facts), measured)
 
 
 def _section(name: str, subject: Subject, key: PRNGKeyArray) -> dict[str, Any]:
@@ -592,10 +639,11 @@ def _section(name: str, subject: Subject, key: PRNGKeyArray) -> dict[str, Any]:
     return section
 
 
-def _target(bundle: Deployed | None, data: tuple[Any, Any]) -> dict[str, Any]:
+def _target(bundle: Deployed | None, data: Sequence[Any]) -> dict[str, Any]:
     if bundle is None:
         return {"missing": "no bundle was given"}
-    section: dict[str, Any] = as_json(bundle.facts(data))
+    inputs = data[0] if len(data) == 2 else tuple(data[:-1])
+    section: dict[str, Any] = as_json(bundle.facts((inputs, data[-1])))
     return section
 
 

@@ -110,6 +110,7 @@ def _time(seconds: float) -> str:
 SPACES = ("tiles", "metaschedule")
 
 
+# 9 parameters: what a user chooses of a search, as the options of the command `tune`.
 @validate(
     bundle=instance_of(Bundle),
     database=path_like,
