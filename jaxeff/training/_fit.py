@@ -18,6 +18,7 @@ logits = f(result.params, x)
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
@@ -46,7 +47,7 @@ History = list[dict[str, Any]]
 
 
 class CheckpointOptions(TypedDict, total=False):
-    """How a run is kept and shown; `run_epochs` has their meaning and defaults."""
+    """How a run is kept and shown; `LoopSettings` has their meaning and defaults."""
 
     checkpoint: str | os.PathLike[str] | None
     checkpoint_every: int
@@ -58,6 +59,91 @@ class RunOptions(CheckpointOptions, total=False):
     """How a run is kept, shown and evaluated."""
 
     eval_every: int
+
+
+class FitOptions(RunOptions, total=False):
+    """How a run is kept, shown, evaluated and watched."""
+
+    eval_fn: Callable[[TrainState], Mapping[str, Any]] | None
+    on_epoch: Callable[[int, TrainState, dict[str, Any]], bool | None] | None
+    settings: Mapping[str, Any] | None
+
+
+class LoopOptions(FitOptions, total=False):
+    """How a loop of epochs is kept, shown, evaluated and watched, and what stops it."""
+
+    identity: Mapping[str, Any] | None
+    on_nan: Literal["raise", "keep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """How a loop of epochs is kept, shown, evaluated and watched, and what stops it.
+
+    Attributes:
+      eval_fn: ``eval_fn(train_state) -> metrics``, added to the epoch's record.
+      eval_every: Epochs between evaluations; the last epoch is always evaluated.
+      on_epoch: Called with the epoch's index, state and record; returning True stops the run.
+      checkpoint: File to keep the run in.
+      checkpoint_every: Epochs between checkpoints; the last epoch is always kept.
+      resume: Whether to go on from ``checkpoint`` if it exists; otherwise it is overwritten.
+        ``"force"`` goes on although it is of another run, if only its shapes fit.
+      settings: Further facts that define the run, as JSON; a checkpoint with other settings is
+        refused.
+      identity: Identity of the run (`jaxeff.store.run_identity`); made from the key, the
+        data, the start, the epoch and the settings if None.
+      progress: Whether to show a bar; see `jaxeff.core`.
+      on_nan: Whether a loss or parameter that isn't finite stops the run. ``"keep"`` is for
+        replicates, of which some may diverge; it also needs one copy of the state less.
+    """
+
+    eval_fn: Callable[[TrainState], Mapping[str, Any]] | None = None
+    eval_every: int = 1
+    on_epoch: Callable[[int, TrainState, dict[str, Any]], bool | None] | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    checkpoint_every: int = 1
+    resume: store.Resume = True
+    settings: Mapping[str, Any] | None = None
+    identity: Mapping[str, Any] | None = None
+    progress: bool | None = None
+    on_nan: Literal["raise", "keep"] = "raise"
+
+    def check(self) -> None:
+        """Refuses counts below 1, and words that aren't known."""
+        core.check_count("eval_every", self.eval_every)
+        core.check_count("checkpoint_every", self.checkpoint_every)
+        core.check_choice("on_nan", self.on_nan, ("raise", "keep"))
+        core.check_choice("resume", self.resume, (True, False, "force"))
+
+    def evaluated(self, train_state: TrainState, epochs_done: int, last: bool) -> dict[str, Any]:
+        """Returns the metrics of an epoch that is evaluated, and nothing for others."""
+        if self.eval_fn is None or not (last or epochs_done % self.eval_every == 0):
+            return {}
+        return _numbers(self.eval_fn(train_state))
+
+    def stops(self, index: int, train_state: TrainState, record: dict[str, Any]) -> bool:
+        """Tells whether who watches the run stops it after an epoch."""
+        return self.on_epoch is not None and self.on_epoch(index, train_state, record) is True
+
+    def keep(self, train_state: TrainState, run: Mapping[str, Any], last: bool) -> None:
+        """Writes a checkpoint where one is due.
+
+        All processes gather what lies on several, and one of them writes.
+        """
+        if self.checkpoint is None or not (
+            last or len(run["history"]) % self.checkpoint_every == 0
+        ):
+            return
+        kept = core.to_host(train_state)
+        if core.is_writer(core.span_processes(train_state)):
+            store.save_pytree(self.checkpoint, kept, run)
+
+    def told(self, epochs_done: int, epochs: int) -> str:
+        """Says how far an interrupted run came, and how to go on."""
+        said = f"stopped after {epochs_done} of {epochs} epochs"
+        if self.checkpoint is not None:
+            return f"{said}; the same call goes on from {self.checkpoint}"
+        return f"{said}; with a checkpoint the same call goes on where it stopped"
 
 
 class DivergedError(FloatingPointError):
@@ -89,6 +175,7 @@ LOOP_CHECKS: dict[str, core.Check] = {
     start=core.instance_of(TrainState),
     **LOOP_CHECKS,
 )
+@core.forwards(LoopSettings, LoopOptions)
 def run_epochs(
     key: jax.Array,
     epoch: Epoch,
@@ -96,16 +183,7 @@ def run_epochs(
     data: Any,
     *,
     epochs: int,
-    eval_fn: Callable[[TrainState], Mapping[str, Any]] | None = None,
-    eval_every: int = 1,
-    on_epoch: Callable[[int, TrainState, dict[str, Any]], bool | None] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 1,
-    resume: store.Resume = True,
-    settings: Mapping[str, Any] | None = None,
-    identity: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
-    on_nan: Literal["raise", "keep"] = "raise",
+    **run: Unpack[LoopOptions],
 ) -> tuple[TrainState, History]:
     """Runs ``epoch`` repeatedly, each time as one compiled call.
 
@@ -142,20 +220,13 @@ def run_epochs(
         iterable of batches (`Batches`), for the epoch of ``make_epoch`` without a
         batch size.
       epochs: Total number of epochs of the run, including those before a resume.
-      eval_fn: ``eval_fn(train_state) -> metrics``, added to the epoch's record.
-      eval_every: Epochs between evaluations; the last epoch is always evaluated.
-      on_epoch: Called with the epoch's index, state and record; returning True stops the run.
-      checkpoint: File to keep the run in.
-      checkpoint_every: Epochs between checkpoints; the last epoch is always kept.
-      resume: Whether to go on from ``checkpoint`` if it exists; otherwise it is overwritten.
-        ``"force"`` goes on although it is of another run, if only its shapes fit.
-      settings: Further facts that define the run, as JSON; a checkpoint with other settings is
-        refused.
-      identity: Identity of the run (`jaxeff.store.run_identity`); made from the key, the
-        data, the start, the epoch and the settings if None.
-      progress: Whether to show a bar; see `jaxeff.core`.
-      on_nan: Whether a loss or parameter that isn't finite stops the run. ``"keep"`` is for
-        replicates, of which some may diverge; it also needs one copy of the state less.
+      **run: ``eval_fn``, a function from the state to metrics, and
+        ``eval_every``, the epochs between evaluations; ``on_epoch``, called with the epoch's index,
+        state and record, which stops the run by returning True; ``checkpoint``, a file to keep the
+        run in, ``checkpoint_every``, the epochs between writing it, and ``resume``, whether to go
+        on from it; ``settings``, further facts that define the run, or its whole ``identity``;
+        ``progress``, whether to show a bar; and ``on_nan``, whether a loss or parameter that isn't
+        finite stops the run, ``"raise"``, or not, ``"keep"``.
 
     Returns:
       The last state and the history: per epoch one record with ``epoch``, ``loss`` and the other
@@ -168,50 +239,35 @@ def run_epochs(
       ValueError: Data without a common first axis, or counts of epochs below 1.
       InterruptedRun: Ctrl-C; its ``result`` is what the finished epochs left.
     """
-    for name, value in (
-        ("epochs", epochs), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)
-    ):  # fmt: skip
-        core.check_count(name, value)
-    core.check_choice("on_nan", on_nan, ("raise", "keep"))
-    core.check_choice("resume", resume, (True, False, "force"))
+    loop = LoopSettings(**run)
+    core.check_count("epochs", epochs)
+    loop.check()
     source = Batches.of(data)
     key, start, data = _placed(key, start, source or data)
     # Without a way back to the last good state its memory can be reused, but not the caller's.
-    donate = on_nan == "keep" and source is None
+    donate = loop.on_nan == "keep" and source is None
     carry = jax.tree.map(jnp.copy if donate else jnp.asarray, start)
     compiled = epoch
     if source is None:
         compiled = core.kept_program(epoch, donate_argnums=0 if donate else ())
-    # The identity costs a trace and a hash of all data: only for runs that are kept.
-    if checkpoint is None:
-        identity = {}
-    elif identity is None:
-        parts = store.describe_arrays("start", core.to_host(carry))
-        read, sample = (epoch, data) if source is None else (_update_of(epoch), source.first)
-        parts["epoch"] = store.describe_computation(read, carry, _fold_in(key, 0), sample)
-        identity = identify(key, data, settings, parts)
+    identity = _identity(loop, key, epoch, carry, data)
     history: History = []
-    if checkpoint is not None and resume:
-        known = None if resume == "force" else identity
-        carry, history, stopped = _resumed(Path(checkpoint), carry, known, epochs)
+    if loop.checkpoint is not None and loop.resume:
+        known = None if loop.resume == "force" else identity
+        carry, history, stopped = _resumed(Path(loop.checkpoint), carry, known, epochs)
         if stopped:
             return carry, history
 
     good = carry
 
     def finished() -> tuple[str, Any]:
-        said = f"stopped after {len(history)} of {epochs} epochs"
-        if checkpoint is not None:
-            said += f"; the same call goes on from {checkpoint}"
-        else:
-            said += "; with a checkpoint the same call goes on where it stopped"
         # An update that was cut off may have taken the memory of the state before it.
         there = history and not any(leaf.is_deleted() for leaf in jax.tree.leaves(good))
-        return said, (good, history) if there else None
+        return loop.told(len(history), epochs), (good, history) if there else None
 
     with (
         core.keeps_finished(finished),
-        core.progress_bar(progress, *_units(source, epochs, len(history))) as advance,
+        core.progress_bar(loop.progress, *_units(source, epochs, len(history))) as advance,
     ):
         for index in range(len(history), epochs):
             inputs = data if source is None else _counted(source, index, advance, history)
@@ -220,22 +276,34 @@ def run_epochs(
             after, metrics = compiled(carry, _fold_in(key, index), inputs)
             record = {"epoch": index, **_numbers(metrics)}
             # Parameters, too: a last update may overflow after a loss that was still finite.
-            if on_nan == "raise" and not _finite(metrics["loss"], after.params):
-                raise DivergedError(_diverged(record, after.params, source or data), carry, history)
+            if loop.on_nan == "raise" and not _finite(metrics["loss"], after.params):
+                raise DivergedError(_diverged(record, after.params, data), carry, history)
             carry = after
             last = index + 1 == epochs
-            if eval_fn is not None and (last or (index + 1) % eval_every == 0):
-                record |= _numbers(eval_fn(carry))
+            record |= loop.evaluated(carry, index + 1, last)
             history.append(record)
             good = carry
             advance(source is None, _shown(record))
-            stop = on_epoch is not None and on_epoch(index, carry, record) is True
-            if checkpoint is not None and (last or stop or (index + 1) % checkpoint_every == 0):
-                run = {"identity": dict(identity), "history": history, "stopped": stop}
-                _keep(checkpoint, carry, run)
+            stop = loop.stops(index, carry, record)
+            kept = {"identity": dict(identity), "history": history, "stopped": stop}
+            loop.keep(carry, kept, last or stop)
             if stop:
                 break
     return carry, history
+
+
+def _identity(
+    loop: LoopSettings, key: jax.Array, epoch: Epoch, start: TrainState, data: Any
+) -> Mapping[str, Any]:
+    """Identifies a run; empty for one that isn't kept, as it costs a trace and a hash of data."""
+    if loop.checkpoint is None:
+        return {}
+    if loop.identity is not None:
+        return loop.identity
+    parts = store.describe_arrays("start", core.to_host(start))
+    read, sample = (_update_of(epoch), data.first) if isinstance(data, Batches) else (epoch, data)
+    parts["epoch"] = store.describe_computation(read, start, _fold_in(key, 0), sample)
+    return identify(key, data, loop.settings, parts)
 
 
 def _placed(key: jax.Array, start: TrainState, data: Any) -> tuple[jax.Array, TrainState, Any]:
@@ -293,13 +361,6 @@ def _resumed(
     # Where the started arrays lie, so that the epoch is compiled for the same layout.
     state = jax.tree.map(lambda x, at: core.to_devices(x, at.sharding), state, start)
     return state, history, stopped
-
-
-def _keep(path: str | os.PathLike[str], state: TrainState, run: Mapping[str, Any]) -> None:
-    """Writes a checkpoint: all processes gather what lies on several, one of them writes."""
-    kept = core.to_host(state)
-    if core.is_writer(core.span_processes(state)):
-        store.save_pytree(path, kept, run)
 
 
 def _diverged(record: Mapping[str, Any], params: Any, data: Any) -> str:
@@ -419,8 +480,9 @@ class FitResult(NamedTuple):
         return core.Table(("metric", "first epoch>", "last epoch>"), rows, caption=caption)
 
 
+# 8 parameters: what a training is made of, beside how its run is kept.
 @core.validate(**LOOP_CHECKS)
-@core.forwards(run_epochs, RunOptions)
+@core.forwards(LoopSettings, FitOptions)
 def fit(
     key: jax.Array,
     loss: Callable[..., Any],
@@ -431,10 +493,7 @@ def fit(
     epochs: int,
     batch_size: int | None = None,
     state: Any = None,
-    eval_fn: Callable[[TrainState], Mapping[str, Any]] | None = None,
-    on_epoch: Callable[[int, TrainState, dict[str, Any]], bool | None] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    **run: Unpack[RunOptions],
+    **run: Unpack[FitOptions],
 ) -> FitResult:
     """Minimizes a loss over mini-batches.
 
@@ -469,14 +528,13 @@ def fit(
       batch_size: Examples per update; a last incomplete batch is left out of the epoch. None where
         ``data`` are batches.
       state: The model's mutable state, from ``functional(model, mutable=True)``.
-      eval_fn: ``eval_fn(train_state) -> metrics``, added to the epoch's record.
-      on_epoch: Called with the epoch's index, state and record; returning True stops the run.
-      settings: Further facts that define the run, as JSON. A checkpoint with other settings is
-        refused.
-      **run: ``eval_every``, the epochs between evaluations; ``checkpoint``, a file to keep the run
-        in (safetensors), and ``checkpoint_every``, the epochs between writing it; ``resume``,
-        whether to go on from it if it exists: one of a run with another key, loss, start,
-        optimizer, batch size or other data is refused, unless this is ``"force"``; and
+      **run: ``eval_fn``, a function from the train state to metrics, which are added to the
+        epoch's record, and ``eval_every``, the epochs between evaluations; ``on_epoch``, called
+        with the epoch's index, state and record, which stops the run by returning True;
+        ``checkpoint``, a file to keep the run in (safetensors), and ``checkpoint_every``, the
+        epochs between writing it; ``resume``, whether to go on from it if it exists: one of a run
+        with another key, loss, start, optimizer, batch size, ``settings`` or other data is refused,
+        unless this is ``"force"``; ``settings``, further facts that define the run, as JSON; and
         ``progress``, whether to show a bar (`jaxeff.core`).
 
     Returns:
@@ -514,22 +572,12 @@ def fit(
     # Hashing the data and tracing the loss cost: only for runs that are kept.
     if run.get("checkpoint") is not None:
         described = describe_training(key, loss, optimizer, start, sample, size)
-        identified = {**(settings or {}), "batch_size": size}
+        identified = {**(run.get("settings") or {}), "batch_size": size}
         if shards is not None:  # batches depend on them
             identified["parts of the data"] = shards.count
         identity = identify(key, data, identified, described)
     try:
-        last, history = run_epochs(
-            key,
-            epoch,
-            start,
-            data,
-            epochs=epochs,
-            eval_fn=eval_fn,
-            on_epoch=on_epoch,
-            identity=identity,
-            **run,
-        )
+        last, history = run_epochs(key, epoch, start, data, epochs=epochs, identity=identity, **run)
     except core.InterruptedRun as error:
         if error.result:
             last, history = error.result

@@ -27,8 +27,9 @@ result.scores["accuracy"]                             # [seeds, settings]
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -233,6 +234,66 @@ class SweepResult(NamedTuple):
         return core.Table(columns, rows, caption=f"means over {len(self.loss)} seeds")
 
 
+class SweepOptions(TypedDict, total=False):
+    """How a sweep trains, and how it is kept and shown; `SweepSettings` has their meaning."""
+
+    optimizer: Required[optax.GradientTransformation]
+    epochs: Required[int]
+    batch_size: Required[int]
+    seeds: int
+    chunk: int
+    keep: bool
+    checkpoint: str | os.PathLike[str] | None
+    checkpoint_every: int
+    resume: store.Resume
+    identity: Mapping[str, Any] | None
+    progress: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSettings:
+    """How a sweep trains, and how it is kept and shown.
+
+    Attributes:
+        optimizer: Any optax optimizer; schedules count updates, not epochs.
+        epochs: Passes over the data.
+        batch_size: Examples per update.
+        seeds: Replicates of each setting.
+        chunk: Replicates trained at once, over all devices.
+        keep: Whether to return the trained models.
+        checkpoint: Folder to keep finished chunks and the running one in.
+        checkpoint_every: Epochs between checkpoints of the running chunk.
+        resume: Whether to go on from what the folder holds; ``"force"`` takes that of another run.
+        identity: Further facts that define the run, as JSON.
+        progress: Whether to show a bar of replicates; see `jaxeff.core`.
+    """
+
+    optimizer: optax.GradientTransformation
+    epochs: int
+    batch_size: int
+    seeds: int = 1
+    chunk: int = 64
+    keep: bool = False
+    checkpoint: str | os.PathLike[str] | None = None
+    checkpoint_every: int = 10
+    resume: store.Resume = True
+    identity: Mapping[str, Any] | None = None
+    progress: bool | None = None
+
+    def sizes(self) -> dict[str, Any]:
+        """Lists the numbers that tell one run from another."""
+        return {name: getattr(self, name) for name in _SIZES}
+
+    def told(self, chunks_done: int, chunks: int) -> str:
+        """Says how far an interrupted sweep came, and how to go on."""
+        kept = "" if self.checkpoint is not None else "with a checkpoint "
+        said = f"stopped after {chunks_done} of {chunks} chunks of replicates"
+        return f"{said}; {kept}the same call goes on where it stopped"
+
+
+_SIZES = ("epochs", "batch_size", "seeds", "chunk", "keep")
+
+
 @core.validate(
     init=core.function_of_form("init(key)"),
     data=core.aligned_arrays,
@@ -241,6 +302,7 @@ class SweepResult(NamedTuple):
     identity=core.string_mapping,
     settings=None,
 )
+@core.forwards(SweepSettings, SweepOptions)
 def sweep(
     key: jax.Array,
     loss_at: replicates.LossAt,
@@ -248,18 +310,8 @@ def sweep(
     data: Any,
     settings: Any,
     *,
-    optimizer: optax.GradientTransformation,
-    epochs: int,
-    batch_size: int,
     score: replicates.Score | None = None,
-    seeds: int = 1,
-    chunk: int = 64,
-    keep: bool = False,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 10,
-    resume: store.Resume = True,
-    identity: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
+    **run: Unpack[SweepOptions],
 ) -> SweepResult:
     """Trains and scores one replicate per setting and seed.
 
@@ -270,20 +322,16 @@ def sweep(
         init: Initial parameters and state (None if there is none) from a key.
         data: Pytree of arrays with a common first axis of examples.
         settings: Pytree of arrays with a common first axis, one entry per setting.
-        optimizer: Any optax optimizer; schedules count updates, not epochs.
-        epochs: Passes over the data.
-        batch_size: Examples per update.
         score: `score(key, params, state, setting) -> dict` of arrays, after training.
-        seeds: Replicates of each setting.
-        chunk: Replicates trained at once, over all devices.
-        keep: Whether to return the trained models.
-        checkpoint: Folder to keep finished chunks and the running one in.
-        checkpoint_every: Epochs between checkpoints of the running chunk.
-        resume: Whether to go on from what the folder holds. A folder of another run is refused
-            (another key, init, loss, score, optimizer, other settings, data or sizes); ``"force"``
-            takes what is there all the same.
-        identity: Further facts that define the run, as JSON.
-        progress: Whether to show a bar of replicates; see `jaxeff.core`.
+        **run: `optimizer`, any of optax, whose schedules count updates, not epochs; `epochs`, the
+            passes over the data; `batch_size`, the examples per update; `seeds`, the replicates of
+            each setting; `chunk`, the replicates trained at once, over all devices; `keep`, whether
+            to return the trained models; `checkpoint`, a folder to keep finished chunks and the
+            running one in, and `checkpoint_every`, the epochs between checkpoints of the running
+            one; `resume`, whether to go on from what the folder holds: one of another run is
+            refused (another key, init, loss, score, optimizer, other settings, data or sizes),
+            unless this is ``"force"``; `identity`, further facts that define the run, as JSON; and
+            `progress`, whether to show a bar of replicates (`jaxeff.core`).
 
     Returns:
         Scores, losses and marks of diverged replicates, and the models on request.
@@ -295,72 +343,108 @@ def sweep(
         TypeError: An argument is of another kind.
     """
     core.check_function("sweep: loss_at", loss_at, "loss_at(setting)")
-    for name, count in (("seeds", seeds), ("chunk", chunk), ("epochs", epochs)):
-        core.check_count(name, count)
+    asked = SweepSettings(**run)
+    for name in ("seeds", "chunk", "epochs"):
+        core.check_count(name, getattr(asked, name))
     total = _count_settings(settings)
     settings = jax.tree.map(jnp.asarray, settings)
     data = jax.tree.map(jnp.asarray, data)
-    _check_labels(key, loss_at, init, settings, data, batch_size)
-    plan = _Chunks.of(seeds, total, chunk)
-    train = replicates.epoch_function(loss_at, optimizer, batch_size, *plan.filled)
-    start = replicates.start_function(init, optimizer, plan.spread.sharding)
-    finish = core.kept_program(replicates.finish_function(score, keep, *plan.filled))
-    identified = {}
-    if checkpoint is not None:
-        run = {
-            **(identity or {}), "epochs": epochs, "batch_size": batch_size, "seeds": seeds,
-            "chunk": chunk, "keep": keep,
-        }  # fmt: skip
-        trained = replicates.ReplicatedTraining(loss_at, init, optimizer, batch_size, score)
-        parts = replicates.describe_sweep(key, trained, settings, data)
-        identified = store.run_identity(key, (settings, data), run, parts)
+    _check_labels(key, loss_at, init, settings, data, asked.batch_size)
+    plan = _Chunks.of(asked.seeds, total, asked.chunk)
+    trained = replicates.ReplicatedTraining(loss_at, init, asked.optimizer, asked.batch_size, score)
+    identity = _identity(key, trained, settings, data, asked)
     # Once: all chunks read the same data on every device.
     data = plan.spread.replicated(data)
-    folder = ChunkFolder(checkpoint, identified, core.span_processes(data), resume)
+    folder = ChunkFolder(asked.checkpoint, identity, core.span_processes(data), asked.resume)
+    programs = _Programs.of(trained, plan, asked.keep)
     results: dict[tuple[int, int], Any] = {}
 
-    def finished() -> tuple[str, Any]:
-        said = f"stopped after {len(results)} of {len(plan.places)} chunks of replicates"
-        kept = "" if checkpoint is not None else "with a checkpoint "
-        return f"{said}; {kept}the same call goes on where it stopped", None
-
     with (
-        core.keeps_finished(finished),
-        core.progress_bar(progress, "replicate", seeds * total, 0) as advance,
+        core.keeps_finished(lambda: (asked.told(len(results), len(plan.places)), None)),
+        core.progress_bar(asked.progress, "replicate", asked.seeds * total, 0) as advance,
     ):
         for place in plan.places:
             name, number = plan.name(place), plan.number(place)
             keys, part = plan.replicates(place, key, settings)
-            # The structure of a finished chunk, without training one: files are checked against it.
-            like = jax.eval_shape(
-                lambda k, s: _cut(finish(k, start(k, s)), *plan.shape), keys.start, part
-            )
-            losses = jax.ShapeDtypeStruct((*plan.shape, epochs), jnp.float32)
-            kept = folder.load(name, {**like, "loss": losses})
+            kept = folder.load(name, programs.results_like(keys, part, asked.epochs))
             if kept is None:
                 carry, history = run_epochs(
                     keys.train,
-                    train,
-                    start(keys.start, part),
+                    programs.train,
+                    programs.start(keys.start, part),
                     data,
-                    epochs=epochs,
+                    epochs=asked.epochs,
                     # One replicate that diverges mustn't stop the others of its chunk.
                     on_nan="keep",
-                    on_epoch=_progress(advance, number, epochs, plan.shape),
+                    on_epoch=_progress(advance, number, asked.epochs, plan.shape),
                     checkpoint=folder.running(name, plan.filled if plan.is_filled else None),
-                    checkpoint_every=checkpoint_every,
-                    resume=resume,
+                    checkpoint_every=asked.checkpoint_every,
+                    resume=asked.resume,
                     identity=folder.identity,
                     progress=False,
                 )
-                loss = np.stack([record["loss"] for record in history], axis=-1, dtype=np.float32)
-                kept = {**core.to_host(finish(keys.score, carry)), "loss": loss}
-                kept = _cut(kept, *plan.shape)
+                kept = programs.results(keys, carry, history)
                 folder.save(name, kept)
             else:
                 advance(number, "kept from an earlier run")
             results[place] = kept
-    return _joined(join_chunks(results, plan.rows, plan.columns, seeds, total))
+    return _joined(join_chunks(results, plan.rows, plan.columns, asked.seeds, total))
+
+
+def _identity(
+    key: jax.Array,
+    trained: replicates.ReplicatedTraining,
+    settings: Any,
+    data: Any,
+    asked: SweepSettings,
+) -> dict[str, Any]:
+    """Identifies a sweep; empty for one that isn't kept, as it costs a trace and a hash of data."""
+    if asked.checkpoint is None:
+        return {}
+    parts = replicates.describe_sweep(key, trained, settings, data)
+    return store.run_identity(
+        key, (settings, data), {**(asked.identity or {}), **asked.sizes()}, parts
+    )
+
+
+class _Programs(NamedTuple):
+    """What is compiled once for all chunks.
+
+    Attributes:
+        shape: Seeds and settings of a chunk, without what fills it up.
+        start: Makes the states before training from keys and settings.
+        train: An epoch of all replicates.
+        finish: Scores what was trained.
+    """
+
+    shape: tuple[int, int]
+    start: Any
+    train: Any
+    finish: Any
+
+    @classmethod
+    def of(cls, trained: replicates.ReplicatedTraining, plan: "_Chunks", keep: bool) -> "_Programs":
+        """Makes the programs; nothing is compiled before it is called."""
+        loss_at, init, optimizer, batch_size, score = trained
+        return cls(
+            plan.shape,
+            replicates.start_function(init, optimizer, plan.spread.sharding),
+            replicates.epoch_function(loss_at, optimizer, batch_size, *plan.filled),
+            core.kept_program(replicates.finish_function(score, keep, *plan.filled)),
+        )
+
+    def results_like(self, keys: Any, settings: Any, epochs: int) -> dict[str, Any]:
+        """Describes the results of a chunk without training one: files are checked against it."""
+        like: dict[str, Any] = jax.eval_shape(
+            lambda k, s: _cut(self.finish(k, self.start(k, s)), *self.shape), keys.start, settings
+        )
+        return {**like, "loss": jax.ShapeDtypeStruct((*self.shape, epochs), jnp.float32)}
+
+    def results(self, keys: Any, carry: TrainState, history: Sequence[Mapping[str, Any]]) -> Any:
+        """Scores a chunk that was trained."""
+        loss = np.stack([record["loss"] for record in history], axis=-1, dtype=np.float32)
+        scored = {**core.to_host(self.finish(keys.score, carry)), "loss": loss}
+        return _cut(scored, *self.shape)
 
 
 class _Chunks(NamedTuple):
