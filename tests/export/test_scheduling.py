@@ -1,12 +1,13 @@
 """Default schedules: what they know of a processor."""
 
 import jax
+import jax.numpy as jnp
 import jaxeff_export
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from importer_oracle import assert_agrees, export
+from importer_oracle import assert_agrees, export, run
 from jaxeff_export.compiler import (
     Machine,
     bind_parameters,
@@ -117,6 +118,24 @@ def test_partial_results_of_a_reduction_are_vectors(columns):
     assert (tirx.ForKind.VECTORIZED, 8) in kinds
     x = np.random.default_rng(0).permuted(x + np.arange(columns, dtype=np.float32), axis=1)
     assert_agrees(lambda x: (x.max(-1), x.min(-1)), x)
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_extremes_of_floats_stay_vectors(name):
+    """TVM takes a vector apart, lane by lane, where a choice stands behind a test for NaN."""
+    x = np.random.default_rng(0).normal(size=(64, 9, 32)).astype(np.float32)
+    x[0, 3, 5], x[1, 0, 6], x[2, 8, 7] = np.nan, np.nan, np.inf
+    program = import_stablehlo(export(lambda x: getattr(jnp, name)(x, 1), x))
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
+    mod = schedule_module(program, target)
+    kernels = [k for _, k in mod.functions_items() if isinstance(k, tirx.PrimFunc)]
+    for kernel in kernels:
+        alone = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+        text = tvm.compile(alone, target).mod.inspect_source("ll")
+        assert "fcmp uno <" in text
+        assert "fcmp uno float" not in text
+    # XLA's vectors lose a NaN here.
+    np.testing.assert_array_equal(run(program, x)[0], getattr(x, name)(1))
 
 
 @pytest.mark.parametrize("function", [jax.numpy.negative, jax.scipy.special.erf])

@@ -14,10 +14,12 @@ is empty. Before anything is timed, results are held against the peer's, or agai
 5. `members`: a step and a forward pass of five networks as an ensemble, over five apart; again
    where the allocator keeps memory between steps.
 6. `conformal`, `calibration`, `laplace`, `pruning`: over MAPIE, torchmetrics, laplace-torch and
-   Torch-Pruning.
+   Torch-Pruning, whose network is run by ONNX Runtime.
 7. `quantized`: its equations and its compilation over the function's own; `report`: its seconds.
 8. `threads`: bundles on two threads over one, by the clock, which wants a quiet machine.
 9. `mesh`: an epoch of `fit` on two devices over jitted steps on batches that are cut by hand.
+10. `limits`: layers of a bundle over what the core can do at most, which a program in C measures
+   that multiplies bytes or floats and does nothing else, or reads memory.
 """
 
 import json
@@ -33,7 +35,7 @@ from experiments import harness as h
 
 Subject = Literal[
     "start", "deploy", "layers", "again", "members", "conformal", "calibration", "laplace",
-    "pruning", "quantized", "report", "threads", "mesh",
+    "pruning", "quantized", "report", "threads", "mesh", "limits",
 ]  # fmt: skip
 
 
@@ -61,7 +63,7 @@ def measured(run: h.Run[Settings], subject: str) -> list[h.Row]:
         rows += [row | {"what": f"{row['what']}, memory kept"} for row in kept]
     for row in rows:
         if "missing" in row:
-            run.say(f"without {row['peer']}: pip install {row['missing']}")
+            run.say(f"without {row['peer']}: {row['missing']}")
     return rows
 
 

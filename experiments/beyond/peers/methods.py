@@ -1,5 +1,6 @@
 """Methods beside MAPIE, torchmetrics, laplace-torch and Torch-Pruning, and beside plain JAX."""
 
+import io
 import itertools
 import time
 import warnings
@@ -8,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxeff_export
 import numpy as np
 import optax
 import scipy.special
@@ -220,7 +222,7 @@ def laplace(settings: Settings) -> list[rows.Row]:
 
 
 def prune(settings: Settings) -> list[rows.Row]:
-    """Measures the plan and the shrinking of ResNet-18 over Torch-Pruning."""
+    """Measures the plan and the shrinking of ResNet-18 over Torch-Pruning, and what is left."""
     what, peer = "plan and shrink of ResNet-18", "Torch-Pruning"
     if without := rows.absent(what, peer, 1.5):
         return without
@@ -230,11 +232,13 @@ def prune(settings: Settings) -> list[rows.Row]:
     f, params, x = bundles.resnet18(settings)
     size = settings.pixels
 
-    def ours() -> Any:
+    def planned() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pruning.NothingPrunedWarning)
-            plan = pruning.prune_plan(f, params, x, {"*": pruning.Prune(0.5)})
-        return jax.tree.leaves(plan.shrink(params))
+            return pruning.prune_plan(f, params, x, {"*": pruning.Prune(0.5)})
+
+    def ours() -> Any:
+        return jax.tree.leaves(planned().shrink(params))
 
     def theirs() -> Any:
         net = residual(torch, 8 if settings.narrow else 64)
@@ -243,10 +247,34 @@ def prune(settings: Settings) -> list[rows.Row]:
         torch_pruning.pruner.MagnitudePruner(
             net, image, importance, pruning_ratio=0.5, ignored_layers=[net.head]
         ).step()
+        return net
 
     before = sum(leaf.size for leaf in jax.tree.leaves(params))
     agrees = sum(leaf.size for leaf in ours()) < before / 2
-    return [rows.beside(what, peer, 1.5, (ours, theirs), settings.rounds, agrees)]
+    planning = rows.beside(what, peer, 1.5, (ours, theirs), settings.rounds, agrees)
+    plan = planned()
+    narrow = pruning.pruned(f, plan), plan.shrink(params)
+    return [planning, *_pruned(settings, *narrow, theirs(), x)]
+
+
+def _pruned(settings: Settings, f: Any, params: Any, net: Any, x: np.ndarray) -> list[rows.Row]:
+    """Measures a pruned network as a bundle over Torch-Pruning's in ONNX Runtime."""
+    what, asked = "ResNet-18 with half of its channels", 0.95
+    if without := rows.absent(what, bundles.PEER, asked):
+        return without
+    import torch  # a peer's
+
+    turned, file = np.ascontiguousarray(x.transpose(0, 3, 1, 2)), io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the exporter that needs no other
+        torch.onnx.export(net, torch.tensor(turned), file, dynamo=False)
+    session = bundles.session(file.getvalue(), turned)
+    bundle = jaxeff_export.deploy(f, (params, x))
+    # Of one size, so that both compute as much: parameters but for the shares that are rounded.
+    count = sum(parameter.numel() for parameter in net.parameters())
+    alike = abs(sum(leaf.size for leaf in jax.tree.leaves(params)) / count - 1) < 0.02
+    calls, agrees = ((lambda: bundle.run(x)), session), alike and bool(bundle.check())
+    return [rows.beside(what, bundles.PEER, asked, calls, settings.rounds, agrees)]
 
 
 def residual(torch: Any, width: int) -> Any:

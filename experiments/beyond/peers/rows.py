@@ -21,7 +21,8 @@ def absent(what: str, peer: str, asked: float) -> list[Row]:
     module, install = PACKAGES[peer]
     if find_spec(module):
         return []
-    return [{"what": what, "peer": peer, "unit": "ratio", "asked": asked, "missing": install}]
+    missing = f"pip install {install}"
+    return [{"what": what, "peer": peer, "unit": "ratio", "asked": asked, "missing": missing}]
 
 
 def beside(

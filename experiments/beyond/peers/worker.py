@@ -17,9 +17,9 @@ def main(subject: str, settings: Settings) -> None:
         import torch  # optional
 
         torch.set_num_threads(1)
-    from experiments.beyond.peers import bundles, methods  # after torch has its threads
+    from experiments.beyond.peers import bundles, limits, methods  # after torch has its threads
 
-    rows = (bundles.SUBJECTS | methods.SUBJECTS)[subject](settings)
+    rows = (bundles.SUBJECTS | methods.SUBJECTS | limits.SUBJECTS)[subject](settings)
     print(json.dumps(rows, default=float))
 
 

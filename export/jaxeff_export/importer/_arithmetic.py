@@ -247,9 +247,9 @@ def _extremum(s: Scope, op: ScalarOp, is_maximum: bool, a: Expr, b: Expr) -> Exp
         better = weakly if positive == is_maximum else strictly
         return tirx.Select(better(a, b), a, b)
     if op.in_reduction:
-        # `a` is the best so far, which the next step waits for. This order keeps it when it is NaN
-        # and is what the instruction for a maximum does; whether `b` is NaN is known beforehand.
-        return tirx.Select(tirx.isnan(b), b, tirx.Select(strictly(b, a), b, a))
+        # `a` is the best so far. This order keeps it when it is NaN. One choice: where another one
+        # stands behind `isnan`, TVM makes no vectors of either.
+        return tirx.Select(tirx.Or(strictly(b, a), tirx.isnan(b)), b, a)
     # Equal numbers have equal bits, except for zeros: join the signs.
     bits = f"uint{bits_of(op.dtype)}"
     raw_a, raw_b = tirx.reinterpret(bits, a), tirx.reinterpret(bits, b)
