@@ -56,6 +56,10 @@ SHAPES = [
     conv2d(50, (1, 9, 8, 16), (5, 5, 1, 16), groups=16, padding=(2, 2, 2, 2), pool=(2, 2), finer=1),
     conv2d(51, (1, 7, 7, 24), (3, 3, 1, 24), groups=24, result="codes", shortcut="codes"),
     conv2d(52, (1, 7, 9, 9), (2, 3, 1, 9), groups=9, dilation=(2, 2), strides=(2, 2)),
+    # Two rows of results share the rows of their windows: of two rows, pooled, and with gaps.
+    conv2d(56, (1, 7, 8, 24), (2, 3, 1, 24), groups=24, padding=(0, 0, 1, 1), result="codes"),
+    conv2d(57, (2, 10, 8, 16), (3, 3, 1, 16), groups=16, pool=(2, 2)),
+    conv2d(58, (1, 12, 9, 16), (3, 3, 1, 16), groups=16, dilation=(2, 2), strides=(2, 2)),
     dense(53, 7, 64, 50, result="codes", shortcut="codes", zero=7, scales="fixed", finer=3),
     conv2d(54, (2, 6, 21, 1), (3, 5, 1, 6), result="codes", scales="fixed", pool=(2, 2), finer=4),
     conv2d(55, (1, 6, 6, 8), (3, 3, 8, 19), result="codes", scales="fixed", lower=3, extreme=True),

@@ -1,15 +1,13 @@
 """The speed of compiled operators, over that of a core which does nothing but multiply, or read."""
 
 import ctypes
-import math
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import jaxeff_export
@@ -123,17 +121,9 @@ def _row(
     pairs = []
     for _ in range(rounds):
         least = fastest()
-        # Of layers alone: what turns numbers to codes, and codes to numbers, multiplies nothing.
-        taken = sum(_layers(bundle.profile(number=10, repeat=3))) / 1e3
-        pairs.append((taken, least))
-    ours, theirs = (median(column) * 1e3 for column in zip(*pairs, strict=True))
+        pairs.append((bundles.kernels_ms(bundle), least * 1e3))
     row = {"what": what, "peer": PEER, "unit": "ratio", "asked": 1 / asked}
-    row |= {"ours": ours, "theirs": theirs, "value": median(a / b for a, b in pairs)}
-    return row | {"agrees": bool(bundle.check()) and math.isfinite(ours)}
-
-
-def _layers(profile: Sequence[Any]) -> list[float]:
-    return [time.ms for time in profile if not time.name.startswith("q_codes")]
+    return row | rows.ratio(pairs) | {"agrees": bool(bundle.check())}
 
 
 SUBJECTS = {"limits": limits}

@@ -1,8 +1,9 @@
 """Rows: ours beside a peer's, or a number of ours beside what is asked."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from statistics import median
 from typing import Any
 
 from experiments.timing import interleaved
@@ -42,3 +43,9 @@ def beside(
 def counted(what: str, unit: str, asked: float | None, value: float) -> Row:
     """The row of a number of ours."""
     return {"what": what, "peer": "", "unit": unit, "asked": asked, "value": value}
+
+
+def ratio(pairs: Sequence[tuple[float, float]]) -> Row:
+    """The medians of ours and theirs over rounds, and that of their ratios."""
+    ours, theirs = (median(column) for column in zip(*pairs, strict=True))
+    return {"ours": ours, "theirs": theirs, "value": median(a / b for a, b in pairs)}

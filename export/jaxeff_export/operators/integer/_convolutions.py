@@ -10,12 +10,14 @@ neighbours. Results come feature by feature, and are woven together when they ar
 In a depthwise convolution every channel has its own window. A step of the dot products of bytes
 adds four products of one output, so the four rows of a window are woven together: one shuffle of
 neighbouring channels of up to four rows, which serves every pixel of the tile whose window holds
-that column. Where there is no such instruction that takes them from a shuffle (ARM), products are
-of 16-bit codes, channel by channel.
+that column; the windows of two rows of results, of three rows each, have four rows in common. Where
+there is no such instruction that takes them from a shuffle (ARM), products are of 16-bit codes,
+channel by channel.
 """
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -279,7 +281,7 @@ class PixelsKernel(ContractionBuilder):
             done += many
 
 
-_PIXELS = 8
+_PIXELS, _FEW_REGISTERS = 8, 16
 
 
 def depthwise_dot(dot: Dot) -> Dot:
@@ -289,13 +291,25 @@ def depthwise_dot(dot: Dot) -> Dot:
     return dataclasses.replace(dot, lanes=8, group=1, weight="int16")
 
 
-def depthwise_tile(geometry: Geometry) -> DotTile:
-    """Chooses neighbouring pixels of a row, or of the rows of a window of maxima."""
+def depthwise_tile(geometry: Geometry, dot: Dot) -> DotTile:
+    """Chooses neighbouring pixels of a row, or of the rows that a window of maxima has.
+
+    Two rows where one shuffle serves both.
+    """
     down, right = geometry.pool
-    _, wide = geometry.walked
+    high, wide = geometry.walked
+    if down == 1 and high % 2 == 0 and _share_rows(geometry, dot, 2):
+        down = 2
+    many = _PIXELS * (2 if dot.registers > _FEW_REGISTERS else 1)
     # Whole windows of maxima, which no tile may split.
-    columns = max(right, min(wide, _PIXELS // down) // right * right)
+    columns = max(right, min(wide, _PIXELS, many // down) // right * right)
     return DotTile(down, columns, 1)
+
+
+def _share_rows(geometry: Geometry, dot: Dot, rows: int) -> bool:
+    """Tells whether the windows of so many neighbouring rows of results lie in one woven group."""
+    (high, below), _ = geometry.taps
+    return geometry.step[0] == below and high + rows - 1 <= dot.group
 
 
 class DepthwiseKernel(ContractionBuilder):
@@ -315,27 +329,30 @@ class DepthwiseKernel(ContractionBuilder):
         zeros = const(0, "int32", lanes)
         totals = [code.vector(zeros, lanes, "int32", "sum") for _ in pixels]
         start = base + row * g.step[0] + column * g.step[1] + first * lanes
+        # Weights of a row of results lie as far down in a group as the row does in the tile.
+        shared = _share_rows(g, dot, self.tile.rows)
+        shifts = self.tile.rows if shared else 1
         chunks = -(-high // dot.group)
         # A window's weights are loaded once for all pixels of the tile.
         weights = {}
         many = lanes * dot.group
-        for j in range(wide):
-            for chunk in range(chunks):
-                at = ((first * wide + j) * chunks + chunk) * many
-                held = load(self.w, at, many)
-                weights[j, chunk] = code.vector(held, many, dot.weight, "w")
+        for j, chunk, shift in itertools.product(range(wide), range(chunks), range(shifts)):
+            at = (((first * wide + j) * chunks + chunk) * shifts + shift) * many
+            held = load(self.w, at, many)
+            weights[j, chunk, shift] = code.vector(held, many, dot.weight, "w")
         # Each column of a group of rows once, for all windows that hold it.
-        readers: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-        for p, (r, c) in enumerate(pixels):
-            for j in range(wide):
-                for chunk in range(chunks):
-                    at = r * g.step[0] + c * g.step[1] + j * beside + chunk * dot.group * below
-                    readers.setdefault((at, chunk), []).append((p, j, chunk))
+        readers: dict[tuple[int, int], list[tuple[int, tuple[int, int, int]]]] = {}
+        for (p, (r, c)), j, chunk in itertools.product(
+            enumerate(pixels), range(wide), range(chunks)
+        ):
+            shift, top = (r, 0) if shared else (0, r)
+            at = top * g.step[0] + c * g.step[1] + j * beside + chunk * dot.group * below
+            readers.setdefault((at, chunk), []).append((p, (j, chunk, shift)))
         for at, chunk in sorted(readers):
-            used = min(dot.group, high - chunk * dot.group)
+            used = min(dot.group, high - chunk * dot.group + shifts - 1)
             x = self._woven(source, start + at, below, used)
-            for p, j, _ in readers[at, chunk]:
-                total, w = totals[p], weights[j, chunk].get()
+            for p, which in readers[at, chunk]:
+                total, w = totals[p], weights[which].get()
                 if dot.group == 1:
                     # Words of 16 bits: on ARM, LLVM makes a widening multiply-add of this.
                     product = cast(x, "int32", lanes) * cast(w, "int32", lanes)
@@ -360,18 +377,22 @@ class DepthwiseKernel(ContractionBuilder):
 
 
 def depthwise_weights(
-    bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, dot: Dot
+    bb: relax.BlockBuilder, w: relax.Expr, geometry: Geometry, dot: Dot, tile: DotTile
 ) -> relax.Expr:
-    """Packs weights HW1C as vectors of channels, columns, groups of rows, lanes and rows."""
+    """Packs weights HW1C as vectors of channels, columns, groups of rows, shifts, lanes and rows.
+
+    Rows of results that share their groups each have weights of their own, shifted down.
+    """
     (high, _), (wide, _) = geometry.taps
     channels, lanes = geometry.features, dot.lanes
-    shape = (-(-channels // lanes), wide, -(-high // dot.group), lanes, dot.group)
+    shifts = tile.rows if _share_rows(geometry, dot, tile.rows) else 1
+    shape = (-(-channels // lanes), wide, -(-high // dot.group), shifts, lanes, dot.group)
 
     def pack(w: te.Tensor) -> te.Tensor:
         def element(*at: tirx.Expr) -> tirx.Expr:
-            vector, j, chunk, lane, one = at
-            i, channel = chunk * dot.group + one, vector * lanes + lane
-            inside = tirx.all(i < high, channel < channels)
+            vector, j, chunk, shift, lane, one = at
+            i, channel = chunk * dot.group + one - shift, vector * lanes + lane
+            inside = tirx.all(i >= 0, i < high, channel < channels)
             weight = tirx.Cast(dot.weight, w(i, j, 0, channel))
             return tirx.if_then_else(inside, weight, tirx.const(0, dot.weight))
 

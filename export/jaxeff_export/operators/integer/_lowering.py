@@ -435,8 +435,8 @@ def _emit(
     elif geometry.is_depthwise:
         dot = convolutions.depthwise_dot(dot)
         kernel_of, builder = convolutions.DepthwiseKernel, "depthwise"
-        tile = convolutions.depthwise_tile(geometry)
-        weights = convolutions.depthwise_weights(bb, w, geometry, dot)
+        tile = convolutions.depthwise_tile(geometry, dot)
+        weights = convolutions.depthwise_weights(bb, w, geometry, dot, tile)
     else:
         if geometry.is_dense and not how.any_batch and geometry.columns * geometry.batch <= FEW:
             dot = how.few
