@@ -25,6 +25,7 @@ from jaxeff.core._checks import non_negative as non_negative
 from jaxeff.core._checks import number as number
 from jaxeff.core._checks import one_of as one_of
 from jaxeff.core._checks import optax_optimizer as optax_optimizer
+from jaxeff.core._checks import options_for as options_for
 from jaxeff.core._checks import path_like as path_like
 from jaxeff.core._checks import positive as positive
 from jaxeff.core._checks import posterior_like as posterior_like

@@ -399,14 +399,20 @@ def _explained(
     return None
 
 
-def forwards(target: Callable[..., Any], options: type) -> Callable[[F], F]:
+def forwards(
+    target: Callable[..., Any] | tuple[Callable[..., Any], ...], options: type
+) -> Callable[[F], F]:
     """Gives the `**options` of a function the names and defaults of the function they go to.
 
     Args:
-        target: The function that gets them.
+        target: The function that gets them, or several that share them (`options_for`).
         options: TypedDict of those that are passed on: what `**options` is annotated with.
     """
-    defaults = inspect.signature(target).parameters
+    targets = target if isinstance(target, tuple) else (target,)
+    # Of targets that know the same option the first one's default holds.
+    defaults: dict[str, inspect.Parameter] = {}
+    for each in reversed(targets):
+        defaults |= inspect.signature(each).parameters
     # The fields of base classes too: a TypedDict's own annotations hold them.
     passed = [defaults[name] for name in options.__annotations__]
     required = [p.name for p in passed if p.default is p.empty]
@@ -433,6 +439,12 @@ def forwards(target: Callable[..., Any], options: type) -> Callable[[F], F]:
         return called  # type: ignore[return-value]
 
     return signed
+
+
+def options_for(target: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Selects of the options that several functions share those that one of them takes."""
+    taken = inspect.signature(target).parameters
+    return {name: value for name, value in options.items() if name in taken}
 
 
 def _check_keywords(

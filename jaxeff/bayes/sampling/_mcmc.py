@@ -24,9 +24,10 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import blackjax
 import jax
@@ -49,6 +50,104 @@ from jaxeff.training import count_examples
 _MONITORED = 100
 
 
+class ChainOptions(TypedDict, total=False):
+    """How `mcmc` samples; the classes below have the meaning and defaults of its options."""
+
+    warmup: int
+    samples: int
+    thin: int
+    likelihood: posteriors.Likelihood
+    prior: posteriors.Prior
+    shared: tuple[Any, ...]
+    init: Any
+    jitter: float
+    devices: Sequence[Any] | None
+    vectorized: bool | None
+    checkpoint: str | os.PathLike[str] | None
+    resume: Resume
+    settings: Mapping[str, Any] | None
+    progress: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Density:
+    """The density that is sampled, given a function, its parameters and data.
+
+    Attributes:
+        likelihood: Meaning of the outputs.
+        prior: Standard deviations; None for a parameter that keeps its value.
+        shared: Inputs that come after those of the data and are the same for all examples.
+    """
+
+    likelihood: posteriors.Likelihood = "categorical"
+    prior: posteriors.Prior = "fan_in"
+    shared: tuple[Any, ...] = ()
+
+    def problem(
+        self, f: Callable[..., Any], params: Any, data: tuple[Any, ...]
+    ) -> _program.SamplingProblem:
+        """Puts together what is sampled, once parameters, data and likelihood are found to fit."""
+        # Checks come first: an error inside the compiled program would name no argument.
+        posteriors.check_data(params, data)
+        posteriors.check_targets(
+            lambda p, *inputs: f(p, *inputs, *self.shared), params, data, self.likelihood
+        )
+        scales = prior_scales(self.prior, params, f, *data[:-1], *self.shared)
+        return _program.SamplingProblem(params, scales, data, self.shared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starts:
+    """Where chains start.
+
+    Attributes:
+        init: Draws from the prior if None, or from a posterior; around parameters; or at parameters
+            with a leading axis of chains.
+        jitter: Spread of the starts around parameters, in the prior's standard deviations.
+    """
+
+    init: Any = None
+    jitter: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainPlacement:
+    """Where chains run.
+
+    Attributes:
+        devices: To spread the chains over; all there are if None.
+        vectorized: Whether the chains of a device run together or one after the other; if None,
+            together unless it is a CPU.
+    """
+
+    devices: Sequence[Any] | None = None
+    vectorized: bool | None = None
+
+    @property
+    def together(self) -> bool:
+        """Whether the chains of a device run together."""
+        # Vectorized chains all take as many steps as the longest trajectory: worth it on
+        # accelerators.
+        return jax.default_backend() != "cpu" if self.vectorized is None else self.vectorized
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """How a run is kept and shown.
+
+    Attributes:
+        checkpoint: Folder to keep the run in.
+        resume: Whether to go on from it.
+        settings: Further facts that define the run, as JSON.
+        progress: Whether to show a bar.
+    """
+
+    checkpoint: str | os.PathLike[str] | None = None
+    resume: Resume = True
+    settings: Mapping[str, Any] | None = None
+    progress: bool | None = None
+
+
 @core.validate(
     data=core.supervised_data,
     monitor=core.all_of(core.instance_of(tuple), core.input_batch),
@@ -57,6 +156,7 @@ _MONITORED = 100
     thin=core.static_integer(),
     jitter=core.non_negative,
 )
+@core.forwards((chain_runs.Iterations, Density, Starts, ChainPlacement, Keeping), ChainOptions)
 def mcmc(
     key: jax.Array,
     f: Callable[..., Any],
@@ -64,22 +164,9 @@ def mcmc(
     data: tuple[Any, ...],
     kernel: kernels.MarkovKernel | Callable[[kernels.LogDensity], blackjax.SamplingAlgorithm],
     *,
-    warmup: int = 1000,
-    samples: int = 1000,
     chains: int = 4,
-    thin: int = 1,
-    likelihood: posteriors.Likelihood = "categorical",
-    prior: posteriors.Prior = "fan_in",
-    shared: tuple[Any, ...] = (),
-    init: Any = None,
-    jitter: float = 0.1,
-    devices: Sequence[Any] | None = None,
-    vectorized: bool | None = None,
     monitor: tuple[Any, ...] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    resume: Resume = True,
-    settings: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
+    **options: Unpack[ChainOptions],
 ) -> MCMCResult:
     """Samples the posterior over the parameters of ``f``.
 
@@ -132,34 +219,36 @@ def mcmc(
         kernel: The sampler: `NUTS`, `HMC`, `MCLMC`, `SGLD`, `SGHMC` or another `MarkovKernel`; or a
             function from the log-density, of a vector of all random parameters, to a
             ``blackjax.SamplingAlgorithm``, such as ``partial(blackjax.mala, step_size=0.1)``.
-        warmup: Iterations that come first and aren't kept; `NUTS`, `HMC` and `MCLMC` adapt in them.
-        samples: Draws to keep of each chain.
         chains: Number of chains.
-        thin: Iterations for each kept draw; memory is ``chains * samples`` times the parameters.
-        likelihood: ``"categorical"``, ``"gaussian"``, or a function from the outputs to a NumPyro
-            distribution of the targets.
-        prior: Standard deviations; see `jaxeff.bayes.posteriors`. A parameter with the rule None
-            keeps its value in ``params``.
-        shared: Inputs that come after those of ``data`` and are the same for all examples.
-        init: Starting points of the chains: draws from the prior (None) or from a posterior, such
-            as that of an SVI run or earlier chains; around given parameters; or at parameters with
-            a leading axis of chains.
-        jitter: Spread of the starts around given parameters, in the prior's standard deviations.
-        devices: To spread the chains over; all there are if None, those of other processes too
-            (`jaxeff.core`), as far as the number of chains is a multiple of theirs.
-        vectorized: Whether the chains of a device run together or one after the other; if None,
-            together unless it is a CPU. There a step of a 2x50 network takes 15 % less time alone,
-            and no chain waits for another's longer trajectory.
         monitor: Inputs whose predictions are held to R-hat; 100 of the data's if None. If empty,
             neither predictions nor parameters are looked at.
-        checkpoint: Folder to keep the run in.
-        resume: Whether to go on from ``checkpoint`` if it exists; the result is then that of an
-            uninterrupted run, bit for bit. A run may be continued with more ``samples``. That of
-            another run (another start, function, likelihood, kernel, other data or numbers) is
-            refused, unless this is ``"force"``.
-        settings: Further facts that define the run, as JSON, such as the data's name; a checkpoint
-            with other settings is refused.
-        progress: Whether to show a bar; see `jaxeff.core`.
+        **options: `warmup`, the iterations that come first and aren't kept, 1000; `NUTS`, `HMC` and
+            `MCLMC` adapt in them. `samples`, the draws to keep of each chain, 1000. `thin`, the
+            iterations for each kept draw, 1; memory is ``chains * samples`` times the parameters.
+
+            `likelihood`: ``"categorical"``, ``"gaussian"``, or a function from the outputs to a
+            NumPyro distribution of the targets. `prior`: standard deviations; see
+            `jaxeff.bayes.posteriors`. A parameter with the rule None keeps its value in ``params``.
+            `shared`: inputs that come after those of ``data`` and are the same for all examples.
+
+            `init`: starting points of the chains: draws from the prior (None) or from a posterior,
+            such as that of an SVI run or earlier chains; around given parameters; or at parameters
+            with a leading axis of chains. `jitter`: spread of the starts around given parameters,
+            in the prior's standard deviations, 0.1.
+
+            `devices` to spread the chains over; all there are if None, those of other processes too
+            (`jaxeff.core`), as far as the number of chains is a multiple of theirs. `vectorized`:
+            whether the chains of a device run together or one after the other; if None, together
+            unless it is a CPU. There a step of a 2x50 network takes 15 % less time alone, and no
+            chain waits for another's longer trajectory.
+
+            `checkpoint`: folder to keep the run in. `resume`: whether to go on from it if it
+            exists; the result is then that of an uninterrupted run, bit for bit. A run may be
+            continued with more ``samples``. That of another run (another start, function,
+            likelihood, kernel, other data or numbers) is refused, unless this is ``"force"``.
+            `settings`: further facts that define the run, as JSON, such as the data's name; a
+            checkpoint with other settings is refused. `progress`: whether to show a bar; see
+            `jaxeff.core`.
 
     Returns:
         The draws, statistics, and R-hat and effective sample size of the predictions.
@@ -177,55 +266,72 @@ def mcmc(
         ConvergenceWarning: The chains disagree, diverge or are stuck.
     """
     sampler = kernels.as_kernel(kernel)
-    likelihood = posteriors.hashable_likelihood(likelihood)
-    posteriors.check_data(params, data)
-    posteriors.check_targets(lambda p, *inputs: f(p, *inputs, *shared), params, data, likelihood)
+    iterations = chain_runs.Iterations(**core.options_for(chain_runs.Iterations, options))
+    density = Density(**core.options_for(Density, options))
+    starts = Starts(**core.options_for(Starts, options))
+    placement = ChainPlacement(**core.options_for(ChainPlacement, options))
+    keeping = Keeping(**core.options_for(Keeping, options))
+
+    likelihood = posteriors.hashable_likelihood(density.likelihood)
+    problem = replace(density, likelihood=likelihood).problem(f, params, data)
     _check_batch(sampler, data)
-    # Checks come first: an error inside the compiled program would name no argument.
-    scales = prior_scales(prior, params, f, *data[:-1], *shared)
-    problem = jax.tree.map(jnp.asarray, _program.SamplingProblem(params, scales, data, shared))
-    # Vectorized chains all take as many steps as the longest trajectory: worth it on accelerators.
-    together = jax.default_backend() != "cpu" if vectorized is None else vectorized
-    program = _program.CompiledSampler(f, likelihood, sampler, _mesh(chains, devices), together)
+    mesh = _mesh(chains, placement.devices)
+    program = _program.CompiledSampler(f, likelihood, sampler, mesh, placement.together)
     # The starts have a key of their own: iterations depend on the other one only.
     start_key, key = jax.random.split(key)
-    starts = chain_runs.starting_points(start_key, params, scales, chains, init, jitter)
-    state = _program.start(key, _program.to_vectors(starts), problem, program=program)
-    _check_start(state)
-    store = None
-    if checkpoint is not None:
-        described = {
-            **(settings or {}),
-            "kernel": kernels.describe_kernel(sampler),
-            "likelihood": posteriors.likelihood_name(likelihood),
-            "warmup": warmup,
-            "chains": chains,
-            "thin": thin,
-            "prior": scales,
-        }
-        identity = _identity(key, program, problem, state, described)
-        store = chain_runs.ChainStore(Path(checkpoint), identity, program.together)
-    try:
-        begin = chain_runs.resumed(store, state, resume)
-        iterations = chain_runs.Iterations(warmup, samples, thin)
-        trace = chain_runs.run_chains(key, program, problem, begin, iterations, store, progress)
-    except core.InterruptedRun as error:
-        error.result = error.result and _draws(error.result, params, scales, likelihood)
-        raise
-    posterior = _draws(trace, params, scales, likelihood)
+    points = chain_runs.starting_points(
+        start_key, params, problem.scales, chains, starts.init, starts.jitter
+    )
+    trace = _sampled(key, program, problem, _program.to_vectors(points), iterations, keeping)
+    posterior = _draws(trace, program, problem)
     predictions = None
     if monitor is None:
         monitor = _spread_inputs(data)
-    if monitor and samples >= 4:
-        predictions = prediction_mixing(f, posterior, *monitor, *shared)
-    result = _result(trace, posterior, predictions, warmup)
+    if monitor and iterations.samples >= 4:
+        predictions = prediction_mixing(f, posterior, *monitor, *density.shared)
+    result = _result(trace, posterior, predictions, iterations.warmup)
     if result.problems:
         warnings.warn(
             "the chains have not converged:\n- " + "\n- ".join(result.problems),
             ConvergenceWarning,
-            stacklevel=3,  # the caller's line, behind the check of the arguments
+            stacklevel=4,  # the caller's line, behind the check of the arguments and options
         )
     return result
+
+
+def _sampled(
+    key: jax.Array,
+    program: _program.CompiledSampler,
+    problem: _program.SamplingProblem,
+    starts: jax.Array,
+    iterations: chain_runs.Iterations,
+    keeping: Keeping,
+) -> Trace:
+    """Runs chains from their starts to the end, or goes on with those that are kept."""
+    arrays = jax.tree.map(jnp.asarray, problem)
+    state = _program.start(key, starts, arrays, program=program)
+    _check_start(state)
+    store = None
+    if keeping.checkpoint is not None:
+        described = {
+            **(keeping.settings or {}),
+            "kernel": kernels.describe_kernel(program.kernel),
+            "likelihood": posteriors.likelihood_name(program.likelihood),
+            "warmup": iterations.warmup,
+            "chains": len(starts),
+            "thin": iterations.thin,
+            "prior": problem.scales,
+        }
+        identity = _identity(key, program, arrays, state, described)
+        store = chain_runs.ChainStore(Path(keeping.checkpoint), identity, program.together)
+    try:
+        begin = chain_runs.resumed(store, state, keeping.resume)
+        return chain_runs.run_chains(
+            key, program, arrays, begin, iterations, store, keeping.progress
+        )
+    except core.InterruptedRun as error:
+        error.result = error.result and _draws(error.result, program, problem)
+        raise
 
 
 def _identity(
@@ -289,12 +395,13 @@ def _mesh(chains: int, devices: Sequence[Any] | None) -> Mesh | None:
 
 
 def _draws(
-    trace: Trace, params: Any, scales: posteriors.Scales, likelihood: posteriors.Likelihood
+    trace: Trace, program: _program.CompiledSampler, problem: _program.SamplingProblem
 ) -> posteriors.Draws:
-    _, unravel = ravel_pytree(posteriors.random_part(params, scales))
+    params = problem.params
+    _, unravel = ravel_pytree(posteriors.random_part(params, problem.scales))
     # Traces are written draw by draw; results are by chain.
     positions = jnp.swapaxes(trace.positions, 0, 1)
-    return posteriors.Draws(jax.vmap(jax.vmap(unravel))(positions), params, likelihood)
+    return posteriors.Draws(jax.vmap(jax.vmap(unravel))(positions), params, program.likelihood)
 
 
 def _fixed(params: Any, scales: posteriors.Scales) -> dict[str, Any]:

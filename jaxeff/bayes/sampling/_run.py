@@ -7,6 +7,7 @@ one run together, the first alone reads and writes.
 """
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,7 +136,8 @@ class ChainsDivergedError(FloatingPointError):
     """A chain on mini-batches left the finite numbers."""
 
 
-class Iterations(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Iterations:
     """How long chains run.
 
     Attributes:
@@ -144,9 +146,9 @@ class Iterations(NamedTuple):
         thin: Iterations for each of them.
     """
 
-    warmup: int
-    samples: int
-    thin: int
+    warmup: int = 1000
+    samples: int = 1000
+    thin: int = 1
 
     @property
     def total(self) -> int:
