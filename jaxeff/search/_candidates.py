@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ from jaxeff.core import (
     Shards,
     Table,
     check_count,
+    forwards,
     input_batch,
     instance_of,
     static_integer,
@@ -177,9 +178,49 @@ def _steps(steps: int | None, batch_size: int, examples: int) -> int:
     return steps
 
 
+class TrainingOptions(TypedDict, total=False):
+    """How candidates are trained and judged; `CandidateSettings` has their meaning and defaults."""
+
+    state: Any
+    train: Callable[..., Any] | None
+    batch_size: int
+    optimizer: optax.GradientTransformation | None
+    metrics: Metrics | None
+
+
+class CandidateOptions(TrainingOptions, total=False):
+    """How candidates are trained, for how long, and judged."""
+
+    steps: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateSettings:
+    """How candidates are trained and judged.
+
+    Attributes:
+        state: The model's state; None if it has none.
+        train: The model in training form; None takes the model.
+        steps: Updates of every candidate's training; None takes an epoch, 0 none.
+        batch_size: Images per update, and evaluated at once.
+        optimizer: Optimizer of the training; None takes the thesis', momentum of .9 at a rate of
+            .05.
+        metrics: Function `metrics(predict, validation)` that measures a candidate beside its
+            accuracy.
+    """
+
+    state: Any = None
+    train: Callable[..., Any] | None = None
+    steps: int | None = 100
+    batch_size: int = 128
+    optimizer: optax.GradientTransformation | None = None
+    metrics: Metrics | None = None
+
+
 class Candidates:
     """Policies of one model on one data set, in one compiled program."""
 
+    @forwards(CandidateSettings, CandidateOptions)
     def __init__(
         self,
         f: Callable[..., Any],
@@ -187,13 +228,7 @@ class Candidates:
         data: Any,
         validation: Any,
         space: SearchSpace,
-        *,
-        state: Any = None,
-        train: Callable[..., Any] | None = None,
-        steps: int | None = 100,
-        batch_size: int = 128,
-        optimizer: optax.GradientTransformation | None = None,
-        metrics: Metrics | None = None,
+        **options: Unpack[CandidateOptions],
     ) -> None:
         """Takes the model and its data.
 
@@ -204,19 +239,20 @@ class Candidates:
             data: Pairs of inputs and labels that candidates train on.
             validation: Pairs that their accuracy is measured on; none of the test data.
             space: Space of the policies.
-            state: The model's state; None if it has none.
-            train: The model in training form; None takes `f`.
-            steps: Updates of every candidate's training; None takes an epoch, 0 none.
-            batch_size: Images per update, and evaluated at once.
-            optimizer: Optimizer of the training; None takes the thesis', momentum of .9 at a rate
-                of .05.
-            metrics: Function `metrics(predict, validation)` that measures a candidate beside its
-                accuracy: `predict(x)` are its logits, and the result is a dictionary of scalars. It
-                is traced. A search weighs them by `Worth`; None measures accuracy alone.
+            **options: `state`, the model's, None if it has none; `train`, the model in training
+                form, where None takes `f`; `steps`, the updates of every candidate's training, 100,
+                where None takes an epoch and 0 none; `batch_size`, the images per update, and
+                evaluated at once, 128; `optimizer` of the training, where None takes the thesis',
+                momentum of .9 at a rate of .05; and `metrics`, a function `metrics(predict,
+                validation)` that measures a candidate beside its accuracy: `predict(x)` are its
+                logits, and the result is a dictionary of scalars. It is traced. A search weighs
+                them by `Worth`; None measures accuracy alone.
 
         Raises:
             ValueError: A count is out of bounds, or there are fewer examples than a batch.
         """
+        asked = CandidateSettings(**options)
+        state, batch_size = asked.state, asked.batch_size
         check_count("Candidates: batch_size", batch_size)
         for name, examples in (("data", data), ("validation", validation)):
             if (count := training.count_examples(examples)) < batch_size:
@@ -228,13 +264,13 @@ class Candidates:
         self._shards = Shards.of(data), Shards.of(validation)
         for shards in filter(None, self._shards):
             shards.share(batch_size)
-        self.train, self.batch_size, self.metrics = train or f, batch_size, metrics
+        self.train, self.batch_size, self.metrics = asked.train or f, batch_size, asked.metrics
         loss = training.cross_entropy(f, mutable=state is not None)
         if isinstance(loss, training.CheckedLoss):
             for examples in (data, validation):
                 loss.check(None, params, state, examples, batch_size)
-        self.steps = _steps(steps, batch_size, training.count_examples(data))
-        self.optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
+        self.steps = _steps(asked.steps, batch_size, training.count_examples(data))
+        self.optimizer = asked.optimizer or optax.sgd(0.05, momentum=0.9)
         # Parameters and data are arguments of it: as constants they would be compiled in.
         self._measured = jax.jit(self._measure)
 

@@ -19,13 +19,13 @@ logits = g(found.smaller.params, data[0][:2])
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import PRNGKeyArray
 
 from jaxeff import core
@@ -40,13 +40,17 @@ from jaxeff.search._space import Actions, FewBitLayers, Policy, SearchSpace
 from jaxeff.store import Journal, run_identity
 from jaxeff.training import count_examples
 
+_ACCURACY = Worth(accuracy=1.0)
+_Known = _candidates.CompressionSensitivity
+
 
 class SearchOptions(TypedDict, total=False):
-    """The options of `search_among`, which `search` takes too."""
+    """What is searched for and how; `SearchSettings` has their meaning and defaults."""
 
     latency: Required[Latency]
     target: Required[float]
     agent: Searcher
+    actions: Actions
     episodes: int
     reward: Reward
     worth: Worth
@@ -56,7 +60,61 @@ class SearchOptions(TypedDict, total=False):
     progress: bool
 
 
-_ACCURACY = Worth(accuracy=1.0)
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """What is searched for and how.
+
+    Attributes:
+        latency: Function that measures a candidate; called once per episode, and for the whole
+            model.
+        target: Share of the whole model's latency that is asked for, above 0.
+        agent: Searcher that proposes actions; of those that `python -m experiments.galen`
+            compares, the default finds the best at a few dozen episodes.
+        actions: Meaning of actions.
+        episodes: Candidates; an agent that learns takes hundreds.
+        reward: Reward of a candidate's accuracy and latency.
+        worth: Weights of the metrics that candidates measure, in the place of accuracy in the
+            reward; by default it is accuracy.
+        folder: Folder that keeps the episodes; None keeps none.
+        settings: Further facts that define the search, such as the latency's target, as JSON.
+        refinement: Refinement of the result by measurements from end to end; None returns the best
+            candidate by `latency`.
+        progress: Whether to show how far it is.
+    """
+
+    latency: Latency
+    target: float
+    agent: Searcher = Knapsack()  # noqa: RUF009
+    actions: Actions = Actions()  # noqa: RUF009
+    episodes: int = 30
+    reward: Reward = Absolute()  # noqa: RUF009
+    worth: Worth = _ACCURACY
+    folder: str | os.PathLike[str] | None = None
+    settings: Mapping[str, Any] | None = None
+    refinement: Refinement | None = None
+    progress: bool = True
+
+    def check(self) -> None:
+        """Refuses numbers that are out of bounds."""
+        core.check_number("search: target", self.target, above=0)
+        core.check_count("search: episodes", self.episodes)
+
+    def described(self) -> dict[str, Any]:
+        """Lists what tells one search from another, as JSON."""
+        return {
+            **(self.settings or {}), "target": self.target, "agent": repr(self.agent),
+            "actions": repr(self.actions), "reward": repr(self.reward),
+            # Folders of searches by accuracy alone stay those that they were.
+            **({} if self.worth == _ACCURACY else {"worth": repr(self.worth)}),
+        }  # fmt: skip
+
+    def told(self, episodes_done: int) -> str:
+        """Says how far an interrupted search came, and how to go on."""
+        goes_on = "the same call goes on where it stopped"
+        kept = goes_on if self.folder is not None else f"with a folder {goes_on}"
+        return f"stopped after {episodes_done} of {self.episodes} episodes; {kept}"
+
+
 _CHECKS: dict[str, core.Check] = {
     "latency": core.function_of_form("latency(candidate)"),
     "target": core.number(above=0, high=1),
@@ -77,24 +135,13 @@ _CHECKS: dict[str, core.Check] = {
     ),
     **_CHECKS,
 )
+@core.forwards(SearchSettings, SearchOptions)
 def search_among(
     key: PRNGKeyArray,
     candidates: _candidates.Candidates,
     *,
-    latency: Latency,
-    target: float,
-    agent: Searcher = Knapsack(),  # noqa: B008
-    actions: Actions = Actions(),  # noqa: B008
-    episodes: int = 30,
-    reward: Reward = Absolute(),  # noqa: B008
-    worth: Worth = _ACCURACY,
-    known: _candidates.CompressionSensitivity
-    | Callable[[], _candidates.CompressionSensitivity]
-    | None = None,
-    folder: str | os.PathLike[str] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    refinement: Refinement | None = None,
-    progress: bool = True,
+    known: _Known | Callable[[], _Known] | None = None,
+    **options: Unpack[SearchOptions],
 ) -> _candidates.Search:
     """Searches among prepared candidates: several searches share what was compiled.
 
@@ -122,22 +169,18 @@ def search_among(
     Args:
         key: Random key of everything.
         candidates: Prepared candidates of the model.
-        latency: Function that measures a candidate; called once per episode, and for the whole
-            model.
-        target: Share of the whole model's latency that is asked for, above 0.
-        agent: Searcher that proposes actions; of those that `python -m experiments.galen`
-            compares, the default finds the best at a few dozen episodes.
-        actions: Meaning of actions.
-        episodes: Candidates; an agent that learns takes hundreds.
-        reward: Reward of a candidate's accuracy and latency.
-        worth: Weights of the metrics that `candidates` measure, in the place of accuracy in the
-            reward; by default it is accuracy.
         known: Sensitivities, or what measures them; None to do without.
-        folder: Folder that keeps the episodes; None keeps none.
-        settings: Further facts that define the search, such as the latency's target, as JSON.
-        refinement: Refinement of the result by measurements from end to end; None
-            returns the best candidate by `latency`.
-        progress: Whether to show how far it is.
+        **options: `latency`, a function that measures a candidate, called once per episode and for
+            the whole model, and `target`, the share of the whole model's latency that is asked for.
+            `agent`, a searcher that proposes actions: of those that `python -m experiments.galen`
+            compares, the default, `Knapsack()`, finds the best at a few dozen episodes; `actions`,
+            their meaning; `episodes`, the candidates, 30: an agent that learns takes hundreds.
+            `reward` of a candidate's accuracy and latency, `Absolute()`; `worth`, weights of the
+            metrics that `candidates` measure, in the place of accuracy in the reward. `folder`,
+            where episodes are kept; `settings`, further facts that define the search, such as the
+            latency's target, as JSON; `refinement` of the result by measurements from end to end,
+            where None returns the best candidate by `latency`; `progress`, whether to show how far
+            it is.
 
     Raises:
         ValueError: A number is out of bounds, the model has nothing to compress, or the target
@@ -146,65 +189,91 @@ def search_among(
         CheckpointError: The folder holds another search, or is damaged.
         InterruptedRun: Ctrl-C; its ``result`` is the search so far, without refinement.
     """
-    core.check_number("search: target", target, above=0)
-    core.check_count("search: episodes", episodes)
+    asked = SearchSettings(**options)
+    asked.check()
     space = candidates.space
-    _check_prunable(space, actions)
-    described = {
-        **(settings or {}), "target": target, "agent": repr(agent), "actions": repr(actions),
-        "reward": repr(reward),
-        # Folders of searches by accuracy alone stay those that they were.
-        **({} if worth == _ACCURACY else {"worth": repr(worth)}),
-    }  # fmt: skip
-    journal = None if folder is None else _journal(Path(folder), key, candidates, described)
-    measurements = Measurements(candidates, latency, journal)
+    _check_prunable(space, asked.actions)
+    journal = None if asked.folder is None else _journal(key, candidates, asked)
+    measurements = Measurements(candidates, asked.latency, journal)
     uncompressed = measurements.measured_once("whole", space.uncompressed)
     # Before the first episode: a target out of reach would cost all of them.
-    _check_reachable(space, actions, target, uncompressed, measurements)
+    _check_reachable(space, asked.actions, asked.target, uncompressed, measurements)
     if callable(known):
         known = known()
     problem = SearchProblem(
-        space, actions, known, episodes, target, uncompressed,
+        space, asked.actions, known, asked.episodes, asked.target, uncompressed,
         measurements.predicted, measurements.prepare,
     )  # fmt: skip
-    run = Episodes(key, agent, problem, measurements, reward, worth)
+    run = Episodes(key, asked.agent, problem, measurements, asked.reward, asked.worth)
 
     def result(measured: list[Row], refined: list[Row]) -> _candidates.Search:
         best = Policy.from_plain(max(measured, key=lambda row: row["reward"])["policy"])
         return _candidates.Search(
-            best, candidates.smaller(best), run.rows, uncompressed, target, known, space, refined
-        )
+            best, candidates.smaller(best), run.rows, uncompressed, asked.target, known, space,
+            refined,
+        )  # fmt: skip
 
     def finished() -> tuple[str, Any]:
-        measured = [row for row in run.rows if "reward" in row]
-        said = f"stopped after {len(run.rows)} of {episodes} episodes"
-        kept = "with a folder the same call goes on" if journal is None else "the same call goes on"
-        return f"{said}; {kept} where it stopped", result(measured, []) if measured else None
+        measured = _rewarded(run.rows)
+        return asked.told(len(run.rows)), result(measured, []) if measured else None
 
     with (
         core.keeps_finished(finished),
-        core.progress_bar(progress, "episodes", episodes, 0) as advance,
+        core.progress_bar(asked.progress, "episodes", asked.episodes, 0) as advance,
     ):
-        for _ in range(episodes):
+        for _ in range(asked.episodes):
             row = run.run()
-            advance(1, f"{row.get('accuracy', 0):.3f} at {row.get('ratio', 0) * target:.3f}")
-    measured = [row for row in run.rows if "reward" in row]
+            ratio = row.get("ratio", 0) * asked.target
+            advance(1, f"{row.get('accuracy', 0):.3f} at {ratio:.3f}")
+    measured = _rewarded(run.rows)
     if not measured:
         raise LatencyError(
             f"no candidate could be measured; the last said: {run.rows[-1]['message']}"
         )
     refined: list[Row] = []
-    if refinement is not None:
+    if asked.refinement is not None:
         # A key that no episode has.
-        after = jax.random.fold_in(key, 1 + episodes)
-        refined = refinement.refine(_course(after, problem, measurements, reward, worth, measured))
-        measured = [row for row in refined if "reward" in row]
+        after = jax.random.fold_in(key, 1 + asked.episodes)
+        course = _course(after, problem, measurements, asked.reward, asked.worth, measured)
+        refined = asked.refinement.refine(course)
+        measured = _rewarded(refined)
         if not measured:
             raise LatencyError(
                 "what was found couldn't be measured from end to end; the last said: "
                 f"{refined[-1]['message']}"
             )
     return result(measured, refined)
+
+
+def _rewarded(rows: list[Row]) -> list[Row]:
+    """Selects the candidates that could be measured."""
+    return [row for row in rows if "reward" in row]
+
+
+class ModelSearchOptions(SearchOptions, _candidates.TrainingOptions, total=False):
+    """What is searched for and how, and how candidates are trained and judged."""
+
+    sensitivities: bool
+    images: int
+    score: Score
+    few_bit_layers: FewBitLayers
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceSettings:
+    """What is known of a model before it is searched.
+
+    Attributes:
+        sensitivities: Whether to measure how sensitive layers are, and tell the agent.
+        images: Number of images on which sensitivities are measured.
+        score: Score of channels: the highest stay longest.
+        few_bit_layers: Rule of which layers may have few bits.
+    """
+
+    sensitivities: bool = True
+    images: int = 256
+    score: Score = l1
+    few_bit_layers: FewBitLayers = FewBitLayers()
 
 
 @core.validate(
@@ -218,26 +287,16 @@ def search_among(
     few_bit_layers=core.instance_of(FewBitLayers),
     **_CHECKS,
 )
-@core.forwards(search_among, SearchOptions)
+@core.forwards((SearchSettings, SpaceSettings, _candidates.CandidateSettings), ModelSearchOptions)
 def search(
     key: PRNGKeyArray,
     f: Callable[..., Any],
     params: Any,
     data: Any,
     *,
-    actions: Actions = Actions(),  # noqa: B008
     validation: Any = None,
-    state: Any = None,
-    train: Callable[..., Any] | None = None,
     steps: int | None = None,
-    batch_size: int = 128,
-    optimizer: optax.GradientTransformation | None = None,
-    metrics: _candidates.Metrics | None = None,
-    sensitivities: bool = True,
-    images: int = 256,
-    score: Score = l1,
-    few_bit_layers: FewBitLayers = FewBitLayers(),
-    **options: Unpack[SearchOptions],
+    **options: Unpack[ModelSearchOptions],
 ) -> _candidates.Search:
     """Searches for the policy of the highest reward.
 
@@ -256,22 +315,16 @@ def search(
             state)`.
         params: The trained parameters.
         data: Pairs of inputs and labels.
-        actions: Meaning of actions.
         validation: Pairs that accuracies are measured on; None shuffles the data by the key, since
             they may be in order of their classes, and takes the last fifth, which is then not
             trained on.
-        state: The model's state; None if it has none.
-        train: The model in training form; None takes `f`.
         steps: Updates of every candidate's training; None takes an epoch, 0 none.
-        batch_size: Images per update.
-        optimizer: Optimizer of that training; None takes momentum of .9 at a rate of .05.
-        metrics: Further metrics of a candidate, as for `Candidates`; `worth` weighs them.
-        sensitivities: Whether to measure how sensitive layers are, and tell the agent.
-        images: Number of images on which sensitivities are measured.
-        score: Score of channels: the highest stay longest.
-        few_bit_layers: Rule of which layers may have few bits.
-        **options: `latency`, `target`, `agent`, `episodes`, `reward`, `worth`, `folder`,
-            `settings`, `refinement` and `progress`, as for `search_among`.
+        **options: `latency`, `target`, `agent`, `actions`, `episodes`, `reward`, `worth`, `folder`,
+            `settings`, `refinement` and `progress`, as for `search_among`; `state`, `train`,
+            `batch_size`, `optimizer` and `metrics`, as for `Candidates`; `sensitivities`, whether
+            to measure how sensitive layers are, and tell the agent, and on how many `images`, 256;
+            `score` of channels, of which the highest stay longest; and `few_bit_layers`, the rule
+            of which layers may have few bits.
 
     Raises:
         ValueError: A number is out of bounds, the model has nothing to compress, or the target
@@ -281,45 +334,51 @@ def search(
         InterruptedRun: Ctrl-C; its ``result`` is the search so far, without refinement.
     """
     if validation is None:
-        count = count_examples(data)
-        # A fifth of the training data is held out: rewards on data that the candidates are
-        # trained on would favour what fits, not what generalizes.
-        order = np.asarray(jax.random.permutation(jax.random.fold_in(key, _SPLIT), count))
-        data, validation = (
-            jax.tree.map(lambda leaf, rows=rows: leaf[rows], data)  # type: ignore[misc]
-            for rows in np.split(order, [count * 4 // 5])
-        )
+        data, validation = _held_out(key, data)
+    settings = SpaceSettings(**core.options_for(SpaceSettings, options))
+    actions = options.get("actions", Actions())
+    state = options.get("state")
     one = jax.tree.map(lambda leaf: leaf[:1], data[0])
     before = (params,) if state is None else (params, state)
-    space = SearchSpace.read(f, *before, one, score=score, few_bit_layers=few_bit_layers)
+    space = SearchSpace.read(
+        f, *before, one, score=settings.score, few_bit_layers=settings.few_bit_layers
+    )
     _check_prunable(space, actions)
-    candidates = _candidates.Candidates(
-        f, params, data, validation, space, state=state, train=train, steps=steps,
-        batch_size=batch_size, optimizer=optimizer, metrics=metrics,
-    )  # fmt: skip
+    training = core.options_for(_candidates.CandidateSettings, options)
+    candidates = _candidates.Candidates(f, params, data, validation, space, steps=steps, **training)
     known: Any = None
-    if sensitivities:
-        x = jax.tree.map(lambda leaf: leaf[:images], data[0])
+    if settings.sensitivities:
+        x = jax.tree.map(lambda leaf: leaf[: settings.images], data[0])
         known = functools.partial(
             _candidates.sensitivity, f, params, x, space, actions, state=state
         )
-    return search_among(key, candidates, actions=actions, known=known, **options)
+    searching = core.options_for(SearchSettings, options)
+    return search_among(key, candidates, known=known, **searching)
+
+
+def _held_out(key: PRNGKeyArray, data: Any) -> tuple[Any, Any]:
+    """Holds a fifth of the training data out, at random.
+
+    Rewards on data that candidates are trained on would favour what fits, not what generalizes.
+    """
+    count = count_examples(data)
+    order = np.asarray(jax.random.permutation(jax.random.fold_in(key, _SPLIT), count))
+    kept, held = np.split(order, [count * 4 // 5])
+    return tuple(jax.tree.map(lambda leaf, rows=rows: leaf[rows], data) for rows in (kept, held))
 
 
 def _journal(
-    folder: Path,
-    key: PRNGKeyArray,
-    candidates: _candidates.Candidates,
-    settings: Mapping[str, Any],
+    key: PRNGKeyArray, candidates: _candidates.Candidates, asked: SearchSettings
 ) -> Journal:
     """Opens the episodes' file; rows of another search, or of another traced model, are refused."""
+    assert asked.folder is not None
     data = {"train": candidates.data, "validation": candidates.validation}
     described = {
-        **settings, "steps": candidates.steps, "batch size": candidates.batch_size,
+        **asked.described(), "steps": candidates.steps, "batch size": candidates.batch_size,
         "few-bit layers": repr(candidates.space.few_bit_layers),
     }  # fmt: skip
     identity = run_identity(key, data, described, candidates.described(key))
-    return Journal(folder / "episodes.jsonl", identity)
+    return Journal(Path(asked.folder) / "episodes.jsonl", identity)
 
 
 def _course(
