@@ -19,7 +19,8 @@ logits = analog(f, {"fc*:linear": array})(jax.random.key(2), params, x.clip(0))
 ```
 """
 
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -120,6 +121,47 @@ class SequenceModel(core.Setting):
         return self.noise.variance(inputs, weights.shape[1])
 
 
+class SequenceOptions(TypedDict, total=False):
+    """How large a model of a sequence is, and how it is trained; see `SequenceSettings`."""
+
+    width: int
+    heads: int
+    rate: float
+    epochs: int
+    batch_size: int
+    progress: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceSettings:
+    """How large a model of a sequence is, and how it is trained.
+
+    Attributes:
+        width: Features per event.
+        heads: Number of attention heads; divides the width.
+        rate: Learning rate of Adam, which decays to zero.
+        epochs: Passes over the events.
+        batch_size: Vectors per update.
+        progress: Whether to show a bar.
+    """
+
+    width: int = 16
+    heads: int = 2
+    rate: float = 3e-3
+    epochs: int = 30
+    batch_size: int = 64
+    progress: bool | None = None
+
+    def check(self) -> None:
+        """Refuses counts below 1, and heads that don't divide the width."""
+        for name in ("width", "heads"):
+            core.check_count(f"fit_sequence: {name}", getattr(self, name))
+        if self.width % self.heads:
+            raise ValueError(
+                f"fit_sequence: {self.heads} heads don't divide a width of {self.width}."
+            )
+
+
 @core.validate(
     events=core.instance_of(Events),
     design=core.instance_of(Design),
@@ -129,6 +171,7 @@ class SequenceModel(core.Setting):
     heads=core.static_integer(),
     rate=core.positive,
 )
+@core.forwards(SequenceSettings, SequenceOptions)
 def fit_sequence(
     key: Any,
     events: Events,
@@ -136,12 +179,7 @@ def fit_sequence(
     *,
     noise: ReadOutNoise | None = None,
     position: str = "time",
-    width: int = 16,
-    heads: int = 2,
-    rate: float = 3e-3,
-    epochs: int = 30,
-    batch_size: int = 64,
-    progress: bool | None = None,
+    **options: Unpack[SequenceOptions],
 ) -> SequenceModel:
     """Trains a transformer for every column.
 
@@ -151,26 +189,22 @@ def fit_sequence(
         design: Size of the array and its codes.
         noise: Noise of the read-out, as `fit_noise` finds it; none if None.
         position: "time", "permuted", "shuffled" or "none"; see `SequenceModel`.
-        width: Features per event.
-        heads: Number of attention heads; divides the width.
-        rate: Learning rate of Adam, which decays to zero.
-        epochs: Passes over the events.
-        batch_size: Vectors per update.
-        progress: Whether to show a bar.
+        **options: `width`, the features per event, 16; `heads`, the number of attention heads,
+            which divides the width, 2; `rate`, the learning rate of Adam, which decays to zero;
+            `epochs`, the passes over the events, 30; `batch_size`, the vectors per update, 64; and
+            `progress`, whether to show a bar.
 
     Raises:
         ValueError: The heads don't divide the width, or another choice is unknown.
     """
-    for name, count in (("width", width), ("heads", heads)):
-        core.check_count(f"fit_sequence: {name}", count)
-    if width % heads:
-        raise ValueError(f"fit_sequence: {heads} heads don't divide a width of {width}.")
+    asked = SequenceSettings(**options)
+    asked.check()
     design = design or Design()
     start, train = jax.random.split(key)
     columns, length = events.counts.shape[1], events.inputs.shape[1]
     # One network per column, trained side by side by `vmap`: columns share no circuit.
     keys = jax.random.split(start, columns)
-    params = jax.vmap(lambda k: _init(k, design.rows, length, width, heads))(keys)
+    params = jax.vmap(lambda k: _init(k, design.rows, length, asked.width, asked.heads))(keys)
     if noise is None:
         noise = ReadOutNoise(jnp.zeros(columns), jnp.zeros(columns))
     model = SequenceModel(
@@ -182,11 +216,11 @@ def fit_sequence(
         predicted = _predict(p, position, step_key, batch.inputs, weights, batch.rows)
         return jnp.mean((predicted - batch.counts) ** 2)
 
-    steps = epochs * (len(events.counts) // batch_size)
+    steps = asked.epochs * (len(events.counts) // asked.batch_size)
     result = fit(
         train, stateless(loss), model.params, events,
-        optimizer=optax.adam(optax.cosine_decay_schedule(rate, steps)), epochs=epochs,
-        batch_size=batch_size, progress=progress,
+        optimizer=optax.adam(optax.cosine_decay_schedule(asked.rate, steps)),
+        epochs=asked.epochs, batch_size=asked.batch_size, progress=asked.progress,
     )  # fmt: skip
     return SequenceModel(result.params, noise, position, design.input_top, design.weight_top)
 

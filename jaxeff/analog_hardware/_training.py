@@ -25,7 +25,7 @@ References:
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -137,6 +137,42 @@ class ForChip(NamedTuple):
     history: dict[str, Any]
 
 
+class StageOptions(TypedDict, total=False):
+    """How a chip's network is trained; `StageSettings` has their meaning and defaults."""
+
+    optimizer: Required[optax.GradientTransformation]
+    epochs: Required[tuple[int, int, int]]
+    batch_size: Required[int]
+    design: measurements.Design | None
+    checkpoints: str | Path | None
+    progress: bool | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageSettings:
+    """How a network is trained for a chip.
+
+    Attributes:
+        optimizer: Optimizer of every stage, which starts it anew.
+        epochs: Epochs of quantization-aware training, of the white box, and in the loop, or 0.
+        batch_size: Examples per update.
+        design: Sizes of the measurements of the chip.
+        checkpoints: Folder for a checkpoint of every stage.
+        progress: Whether to show bars.
+    """
+
+    optimizer: optax.GradientTransformation
+    epochs: tuple[int, int, int]
+    batch_size: int
+    design: measurements.Design | None = None
+    checkpoints: str | Path | None = None
+    progress: bool | None = None
+
+    def checkpoint(self, stage: str) -> Path | None:
+        """Names the file that keeps a stage."""
+        return None if self.checkpoints is None else Path(self.checkpoints) / f"{stage}.safetensors"
+
+
 @core.validate(
     data=core.labelled_data,
     sites=core.string,
@@ -145,6 +181,7 @@ class ForChip(NamedTuple):
     design=core.instance_of(measurements.Design),
     checkpoints=core.path_like,
 )
+@core.forwards(StageSettings, StageOptions)
 def train_for_chip(
     key: Any,
     f: Callable[..., Any],
@@ -154,12 +191,7 @@ def train_for_chip(
     *,
     sites: str = "*:linear",
     array: Crossbar | None = None,
-    optimizer: optax.GradientTransformation,
-    epochs: tuple[int, int, int],
-    batch_size: int,
-    design: measurements.Design | None = None,
-    checkpoints: str | Path | None = None,
-    progress: bool | None = None,
+    **options: Unpack[StageOptions],
 ) -> ForChip:
     """Retrains a classifier for a chip.
 
@@ -171,37 +203,39 @@ def train_for_chip(
         query: The chip, or a Python callable.
         sites: The layers that run on it.
         array: The size and gain; `Crossbar(gain=0.004)`, the twin's, if None.
-        optimizer: Optimizer of every stage, which starts it anew.
-        epochs: Epochs of quantization-aware training, of the white box, and in the loop, or 0.
-        batch_size: Examples per update.
-        design: Sizes of the measurements of the chip.
-        checkpoints: Folder for a checkpoint of every stage, with which a call that failed goes on.
-        progress: Whether to show bars.
+        **options: `optimizer` of every stage, which starts it anew; `epochs` of quantization-aware
+            training, of the white box, and in the loop, or 0; `batch_size`, the examples per
+            update; `design`, the sizes of the measurements of the chip; `checkpoints`, a folder for
+            a checkpoint of every stage, with which a call that failed goes on; and `progress`,
+            whether to show bars.
 
     Raises:
         RuntimeError: A callable failed; what the last epochs left is in `checkpoints`.
         ValueError: A layer reads negative activations, or a count is negative.
     """
     check_query("train_for_chip", query)
-    for stage, count in zip(STAGES, epochs, strict=True):
+    asked = StageSettings(**options)
+    for stage, count in zip(STAGES, asked.epochs, strict=True):
         core.check_count(f"train_for_chip: epochs of {stage}", count, 0)
     *keys, measured = jax.random.split(key, 4)
     x, labels = data
     spec = {sites: array or Crossbar(gain=0.004)}
     # Fixed ranges: the codes of a deployed network must not depend on its batch.
-    spec = calibrate_ranges(f, params, [x[: max(batch_size, 256)]], spec)
-    design = design or measurements.Design(rows=_one(spec).rows, columns=_one(spec).columns)
+    spec = calibrate_ranges(f, params, [x[: max(asked.batch_size, 256)]], spec)
+    one = _one(spec)
+    design = asked.design or measurements.Design(rows=one.rows, columns=one.columns)
     # Measured once: the white box then replaces the chip in all stages but the last.
     boxed = with_model(spec, fit_white_box(measurements.characterize(measured, query, design)))
-    losses = _losses_of_stages(f, spec, boxed, query, epochs[1] * (len(labels) // batch_size))
+    steps = asked.epochs[1] * (len(labels) // asked.batch_size)
+    losses = _losses_of_stages(f, spec, boxed, query, steps)
     history: dict[str, Any] = {}
-    for stage, stage_key, count in zip(STAGES, keys, epochs, strict=True):
+    for stage, stage_key, count in zip(STAGES, keys, asked.epochs, strict=True):
         if not count:
             continue
-        file = None if checkpoints is None else Path(checkpoints) / f"{stage}.safetensors"
         result = fit(
-            stage_key, losses[stage], params, data, optimizer=optimizer, epochs=count,
-            batch_size=batch_size, checkpoint=file, progress=progress,
+            stage_key, losses[stage], params, data, optimizer=asked.optimizer, epochs=count,
+            batch_size=asked.batch_size, checkpoint=asked.checkpoint(stage),
+            progress=asked.progress,
         )  # fmt: skip
         params, history[stage] = result.params, result.history
     return ForChip(params, boxed, history)

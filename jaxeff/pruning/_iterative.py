@@ -26,9 +26,9 @@ numbers. A folder of another run is refused.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,84 @@ class Pruned(NamedTuple):
     rounds: list[dict[str, Any]]
 
 
+class RoundOptions(TypedDict, total=False):
+    """How rounds train, and how they are kept; `RoundSettings` has their meaning and defaults."""
+
+    optimizer: Required[optax.GradientTransformation]
+    epochs: Required[int]
+    batch_size: Required[int]
+    score: Callable[[Model], Score] | None
+    state: Any
+    inputs: Any
+    folder: str | os.PathLike[str] | None
+    settings: Mapping[str, Any] | None
+    on_round: Callable[[int, Plan], None] | None
+    on_epoch: Callable[[int, Any, dict[str, Any]], bool | None] | None
+    progress: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSettings:
+    """How rounds of pruning train, and how they are kept.
+
+    Attributes:
+        optimizer: Any optax optimizer.
+        epochs: Passes over the data per round.
+        batch_size: Examples per update.
+        score: `score(f)` gives the score for a model; `l1` without it.
+        state: The model's state, from `functional(model, mutable=True)`.
+        inputs: The `x` that MACs are counted for; one example of the data without it.
+        folder: Folder that keeps the run; None keeps nothing.
+        settings: Anything else that defines the run, as JSON.
+        on_round: Called with a round's number and plan before it trains.
+        on_epoch: Same as for `fit`.
+        progress: Whether to show bars.
+    """
+
+    optimizer: optax.GradientTransformation
+    epochs: int
+    batch_size: int
+    score: Callable[[Model], Score] | None = None
+    state: Any = None
+    inputs: Any = None
+    folder: str | os.PathLike[str] | None = None
+    settings: Mapping[str, Any] | None = None
+    on_round: Callable[[int, Plan], None] | None = None
+    on_epoch: Callable[[int, Any, dict[str, Any]], bool | None] | None = None
+    progress: bool | None = None
+
+    def described(
+        self, spec: Mapping[str, Prune | None], budgets: Sequence[Budget]
+    ) -> dict[str, Any]:
+        """Lists what tells one run from another, as JSON."""
+        return {
+            "budgets": [repr(_share(b)) for b in budgets],
+            "spec": {pattern: repr(setting) for pattern, setting in spec.items()},
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            **(self.settings or {}),
+        }
+
+    def journal(
+        self, key: jax.Array, loss: Loss, params: Any, data: Any, described: Mapping[str, Any]
+    ) -> Journal | None:
+        """Opens the file of the rounds' plans, if a folder keeps them.
+
+        What decides the result is hashed: a folder of another run must not be taken up.
+        """
+        if self.folder is None:
+            return None
+        start = training.init(params, self.optimizer, self.state)
+        parts = describe_training(key, loss, self.optimizer, start, data, self.batch_size)
+        return Journal(
+            Path(self.folder) / "rounds.jsonl", run_identity(key, data, described, parts)
+        )
+
+    def checkpoint(self, number: int) -> Path | None:
+        """Names the file that keeps the training of a round."""
+        return None if self.folder is None else Path(self.folder) / f"round-{number}.safetensors"
+
+
 @core.validate(
     data=core.aligned_arrays,
     spec=core.string_mapping,
@@ -78,6 +156,7 @@ class Pruned(NamedTuple):
     on_round=core.function_of_form("on_round(round, plan)"),
     on_epoch=core.function_of_form("on_epoch(epoch, train_state, row)"),
 )
+@core.forwards(RoundSettings, RoundOptions)
 def prune_iteratively(
     key: jax.Array,
     f: Model,
@@ -87,17 +166,7 @@ def prune_iteratively(
     budgets: Sequence[Budget],
     *,
     loss: Callable[[Model], Loss],
-    optimizer: optax.GradientTransformation,
-    epochs: int,
-    batch_size: int,
-    score: Callable[[Model], Score] | None = None,
-    state: Any = None,
-    inputs: Any = None,
-    folder: str | os.PathLike[str] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    on_round: Callable[[int, Plan], None] | None = None,
-    on_epoch: Callable[[int, Any, dict[str, Any]], bool | None] | None = None,
-    progress: bool | None = None,
+    **options: Unpack[RoundOptions],
 ) -> Pruned:
     """Prunes a model round by round, training in between.
 
@@ -114,19 +183,14 @@ def prune_iteratively(
         spec: Same as for `prune_plan`; ratios are the most that may go in one round.
         budgets: A budget per round, each a share of what the whole model costs.
         loss: `loss(f)` gives the loss of a model, as `cross_entropy` does.
-        optimizer: Any optax optimizer.
-        epochs: Passes over the data per round.
-        batch_size: Examples per update.
-        score: `score(f)` gives the score for a model, such as `lambda f: taylor(of(f), batches)`;
-            `l1` without it.
-        state: The model's state, from `functional(model, mutable=True)`.
-        inputs: The `x` that MACs are counted for; only shapes matter. Without it one example of
-            the first array of `data`.
-        folder: Folder that keeps the run; None keeps nothing.
-        settings: Anything else that defines the run, as JSON.
-        on_round: Called with a round's number and plan before it trains.
-        on_epoch: Same as for `fit`.
-        progress: Whether to show bars.
+        **options: `optimizer`, any of optax; `epochs`, the passes over the data per round;
+            `batch_size`, the examples per update. `score`, where `score(f)` gives the score for a
+            model, such as `lambda f: taylor(of(f), batches)`, and `l1` without it. `state`, the
+            model's, from `functional(model, mutable=True)`; `inputs`, the `x` that MACs are counted
+            for, of which only shapes matter: without it one example of the first array of `data`.
+            `folder`, where the run is kept; `settings`, anything else that defines it, as JSON;
+            `on_round`, called with a round's number and plan before it trains; `on_epoch`, as for
+            `fit`; `progress`, whether to show bars.
 
     Returns:
         The smaller model, trained, and the plan.
@@ -138,23 +202,12 @@ def prune_iteratively(
     """
     if not budgets:
         raise ValueError("prune_iteratively needs at least one budget, one per round.")
-    x = jax.tree.leaves(data)[0][:1] if inputs is None else inputs
-    unpruned = channels(f, params, *_arguments(state, x))
-    described = {
-        "budgets": [repr(_share(b)) for b in budgets],
-        "spec": {pattern: repr(setting) for pattern, setting in spec.items()},
-        "epochs": epochs,
-        "batch_size": batch_size,
-        **(settings or {}),
-    }
-    kept = None
-    if folder is not None:
-        # What decides the result is hashed: a folder of another run must not be taken up.
-        start = training.init(params, optimizer, state)
-        parts = describe_training(key, loss(f), optimizer, start, data, batch_size)
-        run = run_identity(key, data, described, parts)
-        kept = Journal(Path(folder) / "rounds.jsonl", run)
-    plan, small, small_state = Plan({}, unpruned), params, state
+    asked = RoundSettings(**options)
+    x = jax.tree.leaves(data)[0][:1] if asked.inputs is None else asked.inputs
+    unpruned = channels(f, params, *_arguments(asked.state, x))
+    described = asked.described(spec, budgets)
+    kept = asked.journal(key, loss(f), params, data, described)
+    plan, small, state = Plan({}, unpruned), params, asked.state
     rounds: list[dict[str, Any]] = []
     for i, budget in enumerate(budgets):
         # A recorded plan is taken as it is: measurements and scores need not come out the
@@ -162,24 +215,24 @@ def prune_iteratively(
         if kept is not None and i in kept:
             new = Plan.from_text(kept[i], unpruned, f"round {i} of {kept.path}")
         else:
-            new = _next(f, plan, small, _arguments(small_state, x), spec, budget, score)
+            new = _next(f, plan, small, _arguments(state, x), spec, budget, asked.score)
             if kept is not None:
                 kept.add(i, new.text())
-        if on_round is not None:
-            on_round(i, new)
-        small, small_state = (_relative(plan, new, tree) for tree in (small, small_state))
+        if asked.on_round is not None:
+            asked.on_round(i, new)
+        small, state = (_relative(plan, new, tree) for tree in (small, state))
         g = pruned(f, new)
         result = fit(
             jax.random.fold_in(key, i), loss(g), small, data,
-            optimizer=optimizer, epochs=epochs, batch_size=batch_size, state=small_state,
-            checkpoint=None if folder is None else Path(folder) / f"round-{i}.safetensors",
-            on_epoch=on_epoch, settings={"round": i, **described}, progress=progress,
+            optimizer=asked.optimizer, epochs=asked.epochs, batch_size=asked.batch_size,
+            state=state, checkpoint=asked.checkpoint(i), on_epoch=asked.on_epoch,
+            settings={"round": i, **described}, progress=asked.progress,
         )  # fmt: skip
-        plan, small, small_state = new, result.params, result.state
+        plan, small, state = new, result.params, result.state
         rounds.append(
             {"round": i, "share": _share(budget), **_left(plan), "history": result.history}
         )
-    return Pruned(pruned(f, plan), small, small_state, plan, rounds)
+    return Pruned(pruned(f, plan), small, state, plan, rounds)
 
 
 def lifted(plan: Plan, further: Plan) -> Plan:

@@ -25,7 +25,8 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -261,12 +262,75 @@ def spread_levels(level: Any, logits: Float[Array, " sites"]) -> Float[Array, " 
     return level * jnp.exp(logits - logits.mean())
 
 
+class BudgetOptions(TypedDict, total=False):
+    """How a budget is learnt; `BudgetSettings` has their meaning and defaults."""
+
+    epochs: Required[int]
+    batch_size: Required[int]
+    optimizer: optax.GradientTransformation | None
+    budget_optimizer: optax.GradientTransformation | None
+    noise: Callable[[Any], Noise]
+    state: Any
+    loss: Callable[[Callable[..., Any]], Loss] | None
+    checkpoint: str | os.PathLike[str] | None
+    progress: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSettings:
+    """How a budget of noise is learnt.
+
+    Attributes:
+        epochs: Passes over the data.
+        batch_size: Examples per update.
+        optimizer: Trains the weights along with the levels; they stay as they are if None.
+        budget_optimizer: Trains the levels' logits; Adam with rate 0.02 if None.
+        noise: The noise model of a level.
+        state: The model's state.
+        loss: From the noisy function to the loss that is trained; cross entropy if None.
+        checkpoint: File to keep the run in.
+        progress: Whether to show a progress bar; only on a terminal.
+    """
+
+    epochs: int
+    batch_size: int
+    optimizer: optax.GradientTransformation | None = None
+    budget_optimizer: optax.GradientTransformation | None = None
+    noise: Callable[[Any], Noise] = Additive
+    state: Any = None
+    loss: Callable[[Callable[..., Any]], Loss] | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    progress: bool = True
+
+    def loss_at(
+        self, f: Callable[..., Any], sites: tuple[str, ...], levels: Any, state: Any
+    ) -> Loss:
+        """Makes the loss of a model whose sites have some levels of noise."""
+        g = noisy(f, {site: self.noise(levels[i]) for i, site in enumerate(sites)})
+        if self.loss is not None:
+            return self.loss(g)
+        return cross_entropy(g, keyed=True, mutable=state is not None)
+
+    def transform(self) -> optax.GradientTransformation:
+        """Makes the optimizer of weights and logits.
+
+        They are two, for logits are few and of order one: a rate that suits weights hardly moves
+        them.
+        """
+        of_model = self.optimizer or optax.set_to_zero()
+        of_logits = self.budget_optimizer or optax.adam(0.02)
+        return optax.partition(
+            {"model": of_model, "logits": of_logits}, {"model": "model", "logits": "logits"}
+        )
+
+
 @core.validate(
     data=core.aligned_arrays,
     budget_optimizer=core.optax_optimizer,
     noise=core.function_of_form("noise(level)"),
     loss=core.function_of_form("loss(f)"),
 )
+@core.forwards(BudgetSettings, BudgetOptions)
 def learn_budget(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -274,16 +338,7 @@ def learn_budget(
     data: Any,
     sites: Sequence[str],
     level: float,
-    *,
-    epochs: int,
-    batch_size: int,
-    optimizer: optax.GradientTransformation | None = None,
-    budget_optimizer: optax.GradientTransformation | None = None,
-    noise: Callable[[Any], Noise] = Additive,
-    state: Any = None,
-    loss: Callable[[Callable[..., Any]], Loss] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    progress: bool = True,
+    **options: Unpack[BudgetOptions],
 ) -> NoiseBudget:
     """Learns which layers get how much of a fixed amount of noise.
 
@@ -312,16 +367,13 @@ def learn_budget(
         sites: Patterns of layers, each with a level of its own; a layer that several match belongs
             to the most specific one.
         level: The geometric mean of the levels, which is conserved.
-        epochs: Passes over the data.
-        batch_size: Examples per update.
-        optimizer: Trains the weights along with the levels; they stay as they are if None.
-        budget_optimizer: Trains the levels' logits; Adam with rate 0.02 if None.
-        noise: The noise model of a level.
-        state: The model's state.
-        loss: From the noisy function `g(key, params, ...)` to the loss that is trained, in the form
-            of `jaxeff.training.fit`; the softmax cross entropy if None.
-        checkpoint: File to keep the run in.
-        progress: Whether to show a progress bar; only on a terminal.
+        **options: `epochs`, the passes over the data, and `batch_size`, the examples per update;
+            `optimizer`, which trains the weights along with the levels: they stay as they are if
+            None; `budget_optimizer`, which trains the levels' logits: Adam with rate 0.02 if None;
+            `noise`, the noise model of a level, `Additive`; `state`, the model's; `loss`, from the
+            noisy function `g(key, params, ...)` to the loss that is trained, in the form of
+            `jaxeff.training.fit`: the softmax cross entropy if None; `checkpoint`, a file to keep
+            the run in; `progress`, whether to show a progress bar, only on a terminal.
 
     Returns:
         The levels, and the trained model.
@@ -336,37 +388,30 @@ def learn_budget(
         raise ValueError(f"a budget is spread over at least two different sites, got {list(sites)}")
     core.check_number("level", level, low=float(np.finfo(np.float32).tiny))
 
+    asked = BudgetSettings(**options)
+
     def loss_at(logits: Any, state: Any) -> Loss:
-        levels = spread_levels(level, logits)
-        g = noisy(f, {site: noise(levels[i]) for i, site in enumerate(sites)})
-        return loss(g) if loss else cross_entropy(g, keyed=True, mutable=state is not None)
+        return asked.loss_at(f, sites, spread_levels(level, logits), state)
 
     def spread(key: Any, trained: Any, state: Any, batch: Any, step: Any) -> Any:
         chosen = loss_at(trained["logits"], state)
         return chosen(key, trained["model"], state, batch, step)
 
-    first = loss_at(jnp.zeros(len(sites)), state)
+    first = loss_at(jnp.zeros(len(sites)), asked.state)
     if isinstance(first, CheckedLoss):
-        first.check(key, params, state, data, batch_size)
-
-    # Two optimizers, for logits are few and of order one: a rate that suits weights hardly moves
-    # them.
-    transform = optax.partition(
-        {"model": optimizer or optax.set_to_zero(), "logits": budget_optimizer or optax.adam(0.02)},
-        {"model": "model", "logits": "logits"},
-    )
+        first.check(key, params, asked.state, data, asked.batch_size)
     result = fit(
         key,
         spread,
         {"model": params, "logits": jnp.zeros(len(sites))},
         data,
-        optimizer=transform,
-        epochs=epochs,
-        batch_size=batch_size,
-        state=state,
-        checkpoint=checkpoint,
+        optimizer=asked.transform(),
+        epochs=asked.epochs,
+        batch_size=asked.batch_size,
+        state=asked.state,
+        checkpoint=asked.checkpoint,
         settings={"sites": list(sites), "level": float(level)},
-        progress=progress,
+        progress=asked.progress,
     )
     levels = np.asarray(spread_levels(level, result.params["logits"]), float)
     by_site = dict(zip(sites, levels.tolist(), strict=True))
