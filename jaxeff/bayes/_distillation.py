@@ -147,7 +147,9 @@ def distill(
         key,
         variational.VariationalProblem(f, params, scales, stds, guide, likelihood, loss),
         data,
-        variational.Optimization(epochs, batch_size, kl, optimizer, particles),
+        variational.Optimization(
+            epochs=epochs, batch_size=batch_size, kl=kl, optimizer=optimizer, particles=particles
+        ),
         settings={**(settings or {}), "method": "distillation"},
         **run,
     )

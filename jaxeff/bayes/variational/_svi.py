@@ -39,7 +39,14 @@ from jaxeff.bayes import posteriors
 from jaxeff.bayes.posteriors import prior_scales
 from jaxeff.bayes.variational._guides import CorrelatedPosterior, Guide, MeanField, resolve_guide
 from jaxeff.moment_propagation import calibrate_moments, is_gaussian
-from jaxeff.training import RunOptions, TrainState, describe_training, make_epoch, run_epochs
+from jaxeff.training import (
+    CheckpointOptions,
+    RunOptions,
+    TrainState,
+    describe_training,
+    make_epoch,
+    run_epochs,
+)
 
 Loss = Callable[[Any, Any], Float[Array, ""]]
 """From outputs with a leading axis of draws and targets to a loss per example, in nats."""
@@ -212,7 +219,50 @@ class VariationalProblem:
         return SVIResult(posterior, history, self.likelihood)
 
 
-@dataclass(frozen=True)
+class VariationalOptions(CheckpointOptions, total=False):
+    """How a variational run goes; the classes below have the meaning and defaults of its options.
+
+    `settings` are `train`'s.
+    """
+
+    batch_size: int
+    guide: str | Guide
+    init_scale: float
+    kl: float | optax.Schedule
+    optimizer: optax.GradientTransformation | None
+    particles: int
+    prior: posteriors.Prior
+    settings: Mapping[str, Any] | None
+
+
+class SVIOptions(VariationalOptions, RunOptions, total=False):
+    """How `svi` goes."""
+
+    eval_fn: Callable[[Any], Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approximation:
+    """What a variational run fits to a posterior.
+
+    Attributes:
+        guide: The family, by its name or with its settings.
+        prior: Standard deviations of the prior.
+        init_scale: Standard deviation to start with; of a posterior, the least one.
+    """
+
+    guide: str | Guide = "mean_field"
+    prior: posteriors.Prior = "fan_in"
+    init_scale: float = 1e-4
+
+    def start(
+        self, params: Any, f: Callable[..., Any], inputs: tuple[Any, ...]
+    ) -> tuple[Any, dict[str, float | None], posteriors.Random]:
+        """Starts at parameters or another posterior, as `start_from` does."""
+        return start_from(params, self.prior, self.init_scale, f, inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Optimization:
     """How a variational run minimises.
 
@@ -225,10 +275,10 @@ class Optimization:
     """
 
     epochs: int
-    batch_size: int
-    kl: float | optax.Schedule
-    optimizer: optax.GradientTransformation | None
-    particles: int
+    batch_size: int = 100
+    kl: float | optax.Schedule = 0.25
+    optimizer: optax.GradientTransformation | None = None
+    particles: int = 1
 
     def schedule(self, steps: int) -> optax.Schedule:
         """Returns the weight of the KL term by step."""
@@ -236,6 +286,7 @@ class Optimization:
         return self.kl if callable(self.kl) else optax.linear_schedule(0.0, self.kl, max(steps, 1))
 
 
+@core.forwards(run_epochs, RunOptions)
 def train(
     key: PRNGKeyArray,
     problem: VariationalProblem,
@@ -376,7 +427,7 @@ def warn_if_collapsed(record: Mapping[str, Any], guess: float | None, size: int)
     eval_fn=core.function_of_form("eval_fn(posterior)"),
     calibrate=lambda where, x: None if x is None else core.input_batch(where, x),
 )
-@core.forwards(run_epochs, RunOptions)
+@core.forwards((Optimization, Approximation, train), SVIOptions)
 def svi(
     key: jax.Array,
     f: Callable[..., Any],
@@ -384,18 +435,9 @@ def svi(
     data: Any,
     *,
     epochs: int,
-    batch_size: int = 100,
-    guide: str | Guide = "mean_field",
     likelihood: posteriors.Likelihood = "categorical",
-    prior: posteriors.Prior = "fan_in",
-    kl: float | optax.Schedule = 0.25,
-    init_scale: float = 1e-4,
-    optimizer: optax.GradientTransformation | None = None,
-    particles: int = 1,
-    eval_fn: Callable[[Any], Mapping[str, Any]] | None = None,
-    settings: Mapping[str, Any] | None = None,
     calibrate: Any = None,
-    **run: Unpack[RunOptions],
+    **options: Unpack[SVIOptions],
 ) -> SVIResult:
     """Fits a variational posterior over the parameters of ``f``.
 
@@ -424,31 +466,32 @@ def svi(
         data: ``(*inputs, targets)``: arrays (or pytrees) with a common first axis of examples. Or
             batches of these, as for `jaxeff.training.fit`, of a known length.
         epochs: Passes over the data, including those before a resume.
-        batch_size: Examples per step; an incomplete last batch is left out of the epoch. Batches
-            have a size by themselves.
         likelihood: ``"categorical"`` (outputs are logits, targets integer classes), ``"gaussian"``
             (outputs are mean and log-variance), or a function from the outputs to a NumPyro
             distribution of the targets, such as ``lambda mean: dist.Normal(mean, 0.1)``. Where
             ``f`` returns a dictionary, a dictionary of these by output; targets are one then too.
-        guide: The family of the posterior: ``"mean_field"``, ``"low_rank"``, ``"full_rank"``,
-            ``"flow"``, or a guide with its settings, such as ``LowRank(rank=20)``.
-        prior: Standard deviations; see `jaxeff.bayes.posteriors`.
-        kl: Final weight of the KL term, reached linearly from 0 over the whole run, or an optax
-            schedule of the step: ``optax.constant_schedule(1.0)`` is the plain evidence bound, and
-            ``optax.join_schedules([ramp] * 3, [n, 2 * n])`` anneals in three cycles of n steps.
-        init_scale: Standard deviation that the posterior starts with; if ``params`` is a posterior,
-            the least one.
-        optimizer: Any optax optimizer; Adam with learning rate 1e-3 if None.
-        particles: Weight draws per step, all on the same batch.
-        eval_fn: ``eval_fn(posterior) -> metrics``, added to an epoch's record.
-        settings: Further facts that define the run, as JSON; a checkpoint with other settings is
-            refused.
         calibrate: A batch of inputs like those to come, one array or a tuple of arguments, such as
             the first 256 of the data: what the variances of `jaxeff.moments(f)` have to be
             multiplied by is then measured on them (`jaxeff.calibrate_moments`), for 6,400 runs of
             ``f`` on one input, and the posterior is returned with these factors. For the
             mean-field guide; others keep their correlations in draws, and are calibrated after.
-        **run: `eval_every`, `checkpoint`, `checkpoint_every`, `resume` and `progress`, as for
+        **options: `guide`, the family of the posterior: ``"mean_field"``, ``"low_rank"``,
+            ``"full_rank"``, ``"flow"``, or a guide with its settings, such as
+            ``LowRank(rank=20)``. `prior`: standard deviations; see `jaxeff.bayes.posteriors`.
+            `init_scale`: standard deviation that the posterior starts with, 1e-4; if ``params`` is
+            a posterior, the least one.
+
+            `batch_size`: examples per step, 100; an incomplete last batch is left out of the epoch.
+            Batches have a size by themselves. `kl`: final weight of the KL term, 0.25, reached
+            linearly from 0 over the whole run, or an optax schedule of the step:
+            ``optax.constant_schedule(1.0)`` is the plain evidence bound, and
+            ``optax.join_schedules([ramp] * 3, [n, 2 * n])`` anneals in three cycles of n steps.
+            `optimizer`: any optax optimizer; Adam with learning rate 1e-3 if None. `particles`:
+            weight draws per step, all on the same batch, 1.
+
+            `eval_fn`: ``eval_fn(posterior) -> metrics``, added to an epoch's record. `settings`:
+            further facts that define the run, as JSON; a checkpoint with other settings is refused.
+            `eval_every`, `checkpoint`, `checkpoint_every`, `resume` and `progress`, as for
             `jaxeff.training.fit`; a checkpoint of another start, function, likelihood or optimizer,
             or of other data or numbers, is refused.
 
@@ -469,53 +512,70 @@ def svi(
         CollapseWarning: After half of the epochs or at the end, the posterior is about the prior
             and predicts no better than a guess.
     """
+    optimization = Optimization(epochs=epochs, **core.options_for(Optimization, options))
+    approximation = Approximation(**core.options_for(Approximation, options))
     likelihood = posteriors.hashable_likelihood(likelihood)
     source = training.Batches.of(data)
     sample = data if source is None else source.first
     if source is not None:
         core.supervised_data("svi: data", sample)
-        batch_size = source.size
+        optimization = replace(optimization, batch_size=source.size)
     if (shards := core.Shards.of(sample)) is not None:
         sample, (key, params) = shards.spread(sample), shards.replicated((key, params))
-    # One batch, whose shapes tell fan-ins.
-    inputs = jax.tree.map(lambda leaf: leaf[: max(batch_size, 1)], tuple(sample[:-1]))
-    params, scales, stds = start_from(params, prior, init_scale, f, inputs)
-    posteriors.check_data(params, sample)
-    # Otherwise `run_epochs` says what is wrong.
-    if len(jax.tree.leaves(sample)[0]) >= batch_size > 0:
-        posteriors.check_likelihood(f, params, sample, likelihood, batch_size)
-    guide = resolve_guide(guide)
-    if calibrate is not None and not isinstance(guide, MeanField):
+    problem = _problem(f, params, sample, likelihood, approximation, optimization.batch_size)
+    if calibrate is not None and not isinstance(problem.guide, MeanField):
         raise ValueError(
-            f"svi: calibrate needs the mean-field guide, not {guide!r}, whose draws have "
+            f"svi: calibrate needs the mean-field guide, not {problem.guide!r}, whose draws have "
             "correlations that a Gaussian per parameter hasn't; take jaxeff.calibrate_moments(key, "
             "f, result.posterior, x) for moments, and result.posterior for draws"
         )
-    size = sum(std.size for std in stds.values())
-    guess = guess_nll(likelihood, sample[-1])
+    result = train(
+        key, problem, source or sample, optimization,
+        on_epoch=_collapse_watch(problem, sample[-1], epochs),
+        **core.options_for(train, options),
+    )  # fmt: skip
+    if calibrate is None:
+        return result
+    posterior = calibrate_moments(
+        jax.random.fold_in(key, START - 1), f, result.posterior, *core.as_arguments(calibrate),
+        progress=options.get("progress"),
+    )  # fmt: skip
+    return result._replace(posterior=posterior)
+
+
+def _problem(
+    f: Callable[..., Any],
+    params: Any,
+    data: tuple[Any, ...],
+    likelihood: posteriors.Likelihood,
+    approximation: Approximation,
+    batch_size: int,
+) -> VariationalProblem:
+    """Puts together what is fitted, once parameters, data and likelihood are found to fit."""
+    # One batch, whose shapes tell fan-ins.
+    inputs = jax.tree.map(lambda leaf: leaf[: max(batch_size, 1)], tuple(data[:-1]))
+    params, scales, stds = approximation.start(params, f, inputs)
+    posteriors.check_data(params, data)
+    # Otherwise `run_epochs` says what is wrong.
+    if len(jax.tree.leaves(data)[0]) >= batch_size > 0:
+        posteriors.check_likelihood(f, params, data, likelihood, batch_size)
+    guide = resolve_guide(approximation.guide)
+    return VariationalProblem(f, params, scales, stds, guide, likelihood, mean_nll(likelihood))
+
+
+def _collapse_watch(
+    problem: VariationalProblem, targets: Any, epochs: int
+) -> Callable[[int, Any, dict[str, Any]], None]:
+    """Makes what warns, halfway and at the end of a run, if it collapsed to the prior."""
+    size = sum(std.size for std in problem.stds.values())
+    guess = guess_nll(problem.likelihood, targets)
 
     def on_epoch(epoch: int, _: Any, record: dict[str, Any]) -> None:
         # Halfway too, while there is time to start again.
         if epoch + 1 in (epochs // 2, epochs):
             warn_if_collapsed(record, guess, size)
 
-    result = train(
-        key,
-        VariationalProblem(f, params, scales, stds, guide, likelihood, mean_nll(likelihood)),
-        source or sample,
-        Optimization(epochs, batch_size, kl, optimizer, particles),
-        on_epoch=on_epoch,
-        eval_fn=eval_fn,
-        settings=settings,
-        **run,
-    )
-    if calibrate is None:
-        return result
-    posterior = calibrate_moments(
-        jax.random.fold_in(key, START - 1), f, result.posterior, *core.as_arguments(calibrate),
-        progress=run.get("progress"),
-    )  # fmt: skip
-    return result._replace(posterior=posterior)
+    return on_epoch
 
 
 def mean_nll(likelihood: posteriors.Likelihood) -> Loss:
