@@ -366,10 +366,9 @@ def site_precision(structure: str, rank: int, problem: SiteProblem) -> tuple[Blo
     # are of all examples together.
     dimensions = sum(block.shape[0] for block in weights.blocks if block.order is None)
     size = min(size, max(1, NUMBERS // max(1, dimensions)))
-    part = partial(
-        _batch_factors, f=f, weights=weights, likelihood=likelihood, structure=structure,
-        draws=0 if labels is None else labels.draws,
-    )  # fmt: skip
+    draws = 0 if labels is None else labels.draws
+    rule = FactorRule(f, weights, likelihood, structure, draws)
+    part = partial(_batch_factors, rule=rule)
     total, log_likelihood = summed(kept_program(part), params, _keyed_batches(data, labels, size))
     # Small matrices of many shapes: on the host none is compiled for.
     factors: Any = jax.tree.map(np.asarray, total)
@@ -386,55 +385,65 @@ def _log_likelihood(
     return log_prob.sum()
 
 
-# 10 parameters: arrays are arguments of what is compiled, and so are its static settings.
+class FactorRule(NamedTuple):
+    """What a batch's factors are computed by: a program is compiled for it.
+
+    Attributes:
+        f: `f(params, x) -> outputs [batch, ..., outputs]`.
+        weights: The random weights.
+        likelihood: Meaning of the outputs.
+        structure: "full", "kron" or "diag".
+        draws: Labels drawn for each example; 0 for the exact curvature.
+    """
+
+    f: Callable[..., Any]
+    weights: SiteWeights
+    likelihood: Likelihood
+    structure: str
+    draws: int
+
+    def slopes(self, out: Array, target: Any, key: Any) -> tuple[Array, Array]:
+        """Computes slopes of one example's outputs, and their weights."""
+        if not self.draws:
+            return _slopes(self.likelihood, out, target)
+        drawn = sampled_slopes(self.likelihood, out, key, self.draws)
+        return drawn, jnp.full(self.draws, 1 / self.draws, out.dtype)
+
+    def outer(self, gradient: Array, weight: Array) -> Array:
+        """Sums up the products of gradients by a block, of as much as is kept."""
+        if gradient.ndim == 3:  # of a kernel's results: rows of every example
+            return jnp.einsum("bsc,b,bsd->cd", gradient, weight, gradient)
+        if self.structure == "full":
+            return jnp.einsum("bp,b,bq->pq", gradient, weight, gradient)
+        return weight @ gradient**2
+
+
 def _batch_factors(
-    params: Any,
-    count: Any,
-    x: Any,
-    targets: Any,
-    keys: Any,
-    *,
-    f: Callable[..., Any],
-    weights: SiteWeights,
-    likelihood: Likelihood,
-    structure: str,
-    draws: int,
+    params: Any, count: Any, x: Any, targets: Any, keys: Any, *, rule: FactorRule
 ) -> tuple[list[tuple[Array, ...]], Array]:
     """Sums up a batch's part of each block, and its log-likelihood.
 
     Of a kernel that is the number of rows and two factors, of a vector its diagonal, or all of it.
     """
-    run, start = _recorded(f, params, jax.tree.map(lambda leaf: leaf[0], x), weights)
+    weights, likelihood = rule.weights, rule.likelihood
+    run, start = _recorded(rule.f, params, jax.tree.map(lambda leaf: leaf[0], x), weights)
     size = len(jax.tree.leaves(x)[0])
     present = (jnp.arange(size) < count).astype(jax.tree.leaves(start)[0].dtype)
     # Every example has a start of its own, by which its outputs alone are differentiated.
     starts = jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *a.shape)), start)
     out, pull, read = jax.vjp(lambda starts: jax.vmap(run)(starts, x), starts, has_aux=True)
 
-    def slopes(out: Array, target: Any, key: Any) -> tuple[Array, Array]:
-        if not draws:
-            return _slopes(likelihood, out, target)
-        drawn = sampled_slopes(likelihood, out, key, draws)
-        return drawn, jnp.full(draws, 1 / draws, out.dtype)
-
     log_prob = jax.vmap(lambda out, target: -negative_log_likelihood(likelihood, out, target))
-    rows, weight = jax.vmap(slopes)(out, targets, keys)
+    rows, weight = jax.vmap(rule.slopes)(out, targets, keys)
     weight = weight * present.astype(weight.dtype)[:, None]
-
-    def outer(gradient: Array, weight: Array) -> Array:
-        if gradient.ndim == 3:  # of a kernel's results: rows of every example
-            return jnp.einsum("bsc,b,bsd->cd", gradient, weight, gradient)
-        if structure == "full":
-            return jnp.einsum("bp,b,bq->pq", gradient, weight, gradient)
-        return weight @ gradient**2
 
     def add(sums: list[Array], slope: tuple[Array, Array]) -> tuple[list[Array], None]:
         row, weight = slope
         (gradients,) = pull(row.reshape(out.shape))
-        return [s + outer(g, weight) for s, g in zip(sums, gradients, strict=True)], None
+        return [s + rule.outer(g, weight) for s, g in zip(sums, gradients, strict=True)], None
 
     # One slope after the other: memory is that of a single pass backward.
-    none = [jax.eval_shape(outer, each, weight[:, 0]) for each in starts]
+    none = [jax.eval_shape(rule.outer, each, weight[:, 0]) for each in starts]
     zeros = [jnp.zeros(each.shape, each.dtype) for each in none]
     sums, _ = jax.lax.scan(add, zeros, (rows.swapaxes(0, 1), weight.T))
     parts: list[tuple[Array, ...]] = []

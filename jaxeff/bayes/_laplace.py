@@ -30,7 +30,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -140,11 +140,11 @@ class Laplace:
         return Gaussian(*self._moments(x, params, joint=False))
 
     def _moments(self, x: Any, params: Any, *, joint: bool) -> tuple[Array, Array]:
-        params = self.params if params is None else params
-        return _linear_moments(
-            params, x, self.precision, self.prior_precision, f=self.f, weights=self.weights,
-            joint=joint,
-        )  # fmt: skip
+        return _linear_moments(self._around(params), x, joint=joint)
+
+    def _around(self, params: Any) -> Laplace:
+        """Returns the posterior with other parameters in the place of its own, unless None."""
+        return self if params is None else dataclasses.replace(self, params=params)
 
     def probs(
         self, x: Any, *, link: str = "probit", key: PRNGKeyArray | None = None, samples: int = 100
@@ -192,11 +192,7 @@ class Laplace:
             params: Parameters to take in the place of the posterior's means.
         """
         core.check_count("linear_draws: samples", samples)
-        params = self.params if params is None else params
-        return _linear_draws(
-            key, params, x, self.precision, self.prior_precision, f=self.f, weights=self.weights,
-            samples=samples,
-        )  # fmt: skip
+        return _linear_draws(key, self._around(params), x, samples=samples)
 
     def evidence(self, prior_precision: Any = None) -> Float[Array, ""]:
         """Computes the logarithm of the marginal likelihood of the data, in nats.
@@ -297,26 +293,22 @@ class Laplace:
         return jax.tree.unflatten(structure, leaves)
 
 
-@partial(jax.jit, static_argnames=("f", "weights", "joint"))
-def _linear_moments(
-    params: Any, x: Any, curvature: Curvature, prior: Array, *, f: Callable[..., Any],
-    weights: Weights, joint: bool,
-) -> tuple[Array, Array]:  # fmt: skip
+@partial(jax.jit, static_argnames=("joint",))
+def _linear_moments(posterior: Laplace, x: Any, *, joint: bool) -> tuple[Array, Array]:
     """Computes outputs and their covariances, or variances: compiled once for inputs of a shape."""
+    f, params, weights = posterior.f, posterior.params, posterior.weights
     spread_of = weights.covariance if joint else weights.variance
-    return f(params, x), spread_of(f, params, x, curvature, prior)
+    return f(params, x), spread_of(f, params, x, posterior.precision, posterior.prior_precision)
 
 
-# 8 parameters: arrays are arguments of what is compiled, and so are its static settings.
-@partial(jax.jit, static_argnames=("f", "weights", "samples"))
-def _linear_draws(
-    key: PRNGKeyArray, params: Any, x: Any, curvature: Curvature, prior: Array, *,
-    f: Callable[..., Any], weights: Weights, samples: int,
-) -> Array:  # fmt: skip
+@partial(jax.jit, static_argnames=("samples",))
+def _linear_draws(key: PRNGKeyArray, posterior: Laplace, x: Any, *, samples: int) -> Array:
+    f, params, weights = posterior.f, posterior.params, posterior.weights
     mean, along = jax.linearize(
         lambda packed: f(weights.unpack(params, packed), x), weights.pack(params)
     )
-    moved: Array = jax.lax.map(along, curvature.sample(key, samples, prior))
+    noise = posterior.precision.sample(key, samples, posterior.prior_precision)
+    moved: Array = jax.lax.map(along, noise)
     return mean[None] + moved
 
 
@@ -330,6 +322,35 @@ def _binned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 STRUCTURES = ("full", "kron", "diag", "lowrank", "outputs", "last_layer")
 
 
+class LaplaceOptions(TypedDict, total=False):
+    """How `laplace` goes; `LaplaceSettings` has the meaning and defaults of its options."""
+
+    batch_size: int
+    draws: int | None
+    only: str
+    prior_precision: Any
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LaplaceSettings:
+    """How `laplace` takes curvature, of which parameters, and how wide the prior is.
+
+    Attributes:
+        batch_size: Examples at a time.
+        draws: Labels drawn for each example; None for the curvature along every output.
+        only: Glob of the paths of parameters that may be random.
+        prior_precision: Precision of the prior; None for that of the highest evidence.
+        rank: Number of eigenvalues of "lowrank".
+    """
+
+    batch_size: int = 1000
+    draws: int | None = None
+    only: str = "*"
+    prior_precision: Any = None
+    rank: int = 20
+
+
 @core.validate(
     data=or_batches(core.supervised_data),
     sites=core.any_of(core.string, core.string_sequence),
@@ -337,6 +358,7 @@ STRUCTURES = ("full", "kron", "diag", "lowrank", "outputs", "last_layer")
     draws=core.static_integer(),
     only=core.string,
 )
+@core.forwards(LaplaceSettings, LaplaceOptions)
 def laplace(
     key: PRNGKeyArray,
     f: Callable[..., Any],
@@ -346,11 +368,7 @@ def laplace(
     structure: str = "kron",
     *,
     likelihood: Likelihood = "categorical",
-    prior_precision: Any = None,
-    batch_size: int = 1000,
-    rank: int = 20,
-    draws: int | None = None,
-    only: str = "*",
+    **options: Unpack[LaplaceOptions],
 ) -> Laplace:
     """Fits a Laplace approximation to trained weights.
 
@@ -368,14 +386,13 @@ def laplace(
         likelihood: Meaning of the outputs, as `jaxeff.bayes.svi` takes it. Curvature by logits, and
             by means and log-variances, is the Fisher information in closed form; by the outputs of
             other likelihoods the second derivative at the targets.
-        prior_precision: Precision of the normal prior of every weight; if None, the one of the
-            highest evidence.
-        batch_size: Examples at a time, or fewer where their Jacobians don't fit.
-        rank: Number of eigenvalues of "lowrank".
-        draws: Labels drawn for each example from its outputs, along which Jacobians are taken: an
-            estimate without bias of the Fisher information. If None, along every output.
-        only: A glob of paths of parameters, parts joined by slashes: what else the sites read isn't
-            random. "adapters/*" leaves out the frozen weights of adapted layers.
+        **options: `prior_precision`, the precision of the normal prior of every weight; if None,
+            the one of the highest evidence. `batch_size`, the examples at a time, 1000, or fewer
+            where their Jacobians don't fit. `rank`, the number of eigenvalues of "lowrank", 20.
+            `draws`, the labels drawn for each example from its outputs, along which Jacobians are
+            taken: an estimate without bias of the Fisher information; if None, along every output.
+            `only`, a glob of paths of parameters, parts joined by slashes: what else the sites read
+            isn't random. "adapters/*" leaves out the frozen weights of adapted layers.
 
     Returns:
         The posterior, for `jaxeff.bayes.predict` and `jaxeff.moments` too.
@@ -391,6 +408,7 @@ def laplace(
             precision isn't positive.
         TypeError: An argument is of another kind.
     """
+    settings = LaplaceSettings(**options)
     named = [sites] if isinstance(sites, str) else [*sites]
     if structure not in STRUCTURES and (structure == "*" or named[0] in STRUCTURES):
         raise ValueError(
@@ -402,30 +420,33 @@ def laplace(
     sample = data if source is None else source.first
     if source is not None:
         core.supervised_data("laplace: data", sample)
-        batch_size = source.size
+        settings = dataclasses.replace(settings, batch_size=source.size)
     if len(sample) != 2:
         raise ValueError("laplace: data must be (x, targets), of a function with one input")
-    if prior_precision is not None:
-        core.check_number("laplace: prior_precision", prior_precision, above=0)
-    data = source or data
-    first = jax.tree.map(lambda leaf: jnp.asarray(leaf[:batch_size]), sample)
-    weights = _weights(f, params, first[0], sites, structure, likelihood, only)
+    prior = settings.prior_precision
+    if prior is not None:
+        core.check_number("laplace: prior_precision", prior, above=0)
+    first = jax.tree.map(lambda leaf: jnp.asarray(leaf[: settings.batch_size]), sample)
+    weights = _weights(f, params, first[0], sites, structure, likelihood, settings.only)
     check_targets(f, params, first, likelihood)
     structure = "full" if structure == "last_layer" else structure
 
+    data, size = source or data, settings.batch_size
+    curvature: Any
     if isinstance(weights, LastWeights):
-        curvature: Any
         curvature, log_likelihood = _last_precision(
-            structure, f, params, data, weights, likelihood, batch_size
+            structure, f, params, data, weights, likelihood, size
         )
     else:
-        labels = None if draws is None else _curvature.DrawnLabels(key, draws)
-        problem = _curvature.SiteProblem(f, params, data, weights, likelihood, batch_size, labels)
-        curvature, log_likelihood = _curvature.site_precision(structure, rank, problem)
-    prior = jnp.asarray(1.0 if prior_precision is None else prior_precision, log_likelihood.dtype)
-    leaves = jax.tree.map(jnp.asarray, params)
-    posterior = Laplace(leaves, curvature, prior, log_likelihood, f, weights, likelihood)
-    return posterior.tuned() if prior_precision is None else posterior
+        labels = None if settings.draws is None else _curvature.DrawnLabels(key, settings.draws)
+        problem = _curvature.SiteProblem(f, params, data, weights, likelihood, size, labels)
+        curvature, log_likelihood = _curvature.site_precision(structure, settings.rank, problem)
+    posterior = Laplace(
+        jax.tree.map(jnp.asarray, params), curvature,
+        jnp.asarray(1.0 if prior is None else prior, log_likelihood.dtype), log_likelihood,
+        f, weights, likelihood,
+    )  # fmt: skip
+    return posterior.tuned() if prior is None else posterior
 
 
 def _weights(
