@@ -18,7 +18,8 @@ student = distill(                                                            # 
 ```
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import jax
@@ -31,14 +32,38 @@ from jaxtyping import Array, Float
 from jaxeff import core
 from jaxeff.bayes import posteriors, variational
 from jaxeff.bayes.sampling import MCMCResult
-from jaxeff.bayes.variational import Guide, Loss, SVIResult, resolve_guide, start_from
+from jaxeff.bayes.variational import Loss, SVIResult
 from jaxeff.moment_propagation import Gaussian
-from jaxeff.training import CheckpointOptions, run_epochs
 
 TEACHER_DRAWS = 100
 """Draws of a posterior that teaches; more of them cost time and teach little."""
 TEACHER = 2**32 - 2
 """Folded into a run's key to draw them; `START` of the variational run has the number above."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Student(variational.Approximation):
+    """What is fitted to a teacher.
+
+    Attributes:
+        init_scale: Standard deviation to start with. It may be larger than for `svi`, since nothing
+            here rewards knowing nothing.
+    """
+
+    init_scale: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation(variational.Optimization):
+    """How a student is fitted.
+
+    Attributes:
+        kl: Weight of a pull towards the prior.
+        particles: Draws of the student per step, at least two.
+    """
+
+    kl: float | optax.Schedule = 0.0
+    particles: int = 8
 
 
 @core.validate(
@@ -47,7 +72,7 @@ TEACHER = 2**32 - 2
     init_scale=core.positive,
     particles=core.static_integer(),
 )
-@core.forwards(run_epochs, CheckpointOptions)
+@core.forwards((Student, Distillation, variational.train), variational.VariationalOptions)
 def distill(
     key: jax.Array,
     f: Callable[..., Any],
@@ -56,16 +81,8 @@ def distill(
     teacher: Any,
     *,
     epochs: int,
-    batch_size: int = 100,
-    guide: str | Guide = "mean_field",
     likelihood: posteriors.Likelihood | None = None,
-    prior: posteriors.Prior = "fan_in",
-    kl: float | optax.Schedule = 0.0,
-    init_scale: float = 0.1,
-    optimizer: optax.GradientTransformation | None = None,
-    particles: int = 8,
-    settings: Mapping[str, Any] | None = None,
-    **run: Unpack[CheckpointOptions],
+    **options: Unpack[variational.VariationalOptions],
 ) -> SVIResult:
     """Fits a variational posterior to another posterior's predictions.
 
@@ -90,23 +107,23 @@ def distill(
             hundred of its draws teach. Or the outputs of any teacher for these inputs, ``[draws,
             examples, ...]``, such as `predict` returns; a step's cost grows with their number.
         epochs: Passes over the inputs.
-        batch_size: Examples per step.
-        guide: The family of the posterior, as for `svi`.
         likelihood: Meaning of outputs, of teacher and student: class probabilities are compared
             for ``"categorical"``, else means and standard deviations. Left out, it is that of the
             teacher, or of ``params``, if it is a result, `Draws` or a guide; arrays and pytrees of
             `Gaussian` know none, so that it has to be named.
-        prior: Rule of which parameters are random (see `jaxeff.bayes.posteriors`); its scales
-            matter only where ``kl`` isn't zero.
-        kl: Weight of a pull towards the prior, in units of the score per example.
-        init_scale: Standard deviation that the posterior starts with. It may be larger than for
-            `svi`, since nothing here rewards knowing nothing; from 0.01 a few hundred steps were
-            too few to reach a teacher's spread.
-        optimizer: Any optax optimizer; Adam with learning rate 1e-3 if None.
-        particles: Draws of the student per step, at least two.
-        settings: Further facts that define the run, as JSON.
-        **run: `checkpoint`, `checkpoint_every`, `resume` and `progress`, as for
-            `jaxeff.training.fit`.
+        **options: `guide`, the family of the posterior, as for `svi`. `prior`, the rule of which
+            parameters are random (see `jaxeff.bayes.posteriors`); its scales matter only where `kl`
+            isn't zero. `init_scale`, the standard deviation that the posterior starts with, 0.1; it
+            may be larger than for `svi`, since nothing here rewards knowing nothing; from 0.01 a
+            few hundred steps were too few to reach a teacher's spread.
+
+            `batch_size`, the examples per step, 100. `kl`, the weight of a pull towards the prior,
+            in units of the score per example, 0. `optimizer`: any optax optimizer; Adam with
+            learning rate 1e-3 if None. `particles`, the draws of the student per step, at least
+            two, 8.
+
+            `settings`: further facts that define the run, as JSON. `checkpoint`,
+            `checkpoint_every`, `resume` and `progress`, as for `jaxeff.training.fit`.
 
     Returns:
         The posterior and the history; its ``nll`` is the score.
@@ -123,36 +140,28 @@ def distill(
         raise TypeError(
             "distill: inputs must be a tuple, such as (images,), not a " + type(inputs).__name__
         )
+
+    student = Student(**core.options_for(Student, options))
+    optimization = Distillation(epochs=epochs, **core.options_for(Distillation, options))
+    run = core.options_for(variational.train, options)
+    run["settings"] = {**(run.get("settings") or {}), "method": "distillation"}
+
     carriers = teacher, params
     for each in (likelihood, *(getattr(carrier, "likelihood", None) for carrier in carriers)):
         posteriors.require_one_output("distill", each)
-    params, scales, stds = start_from(params, prior, init_scale, f, tuple(inputs))
+    params, scales, stds = student.start(params, f, tuple(inputs))
     # The teacher runs once on all inputs, not in every step.
     teacher = _outputs(key, f, teacher, tuple(inputs))
-    outputs = jax.eval_shape(f, params, *inputs)
-    if len(teacher) < 2 or np.shape(teacher)[1:] != outputs.shape:
-        raise ValueError(
-            f"the teacher's outputs have shape {list(np.shape(teacher))}; they must be "
-            f"[draws, *{list(outputs.shape)}], of two draws or more, as predict gives them for "
-            "these inputs"
-        )
-    core.check_count("particles", particles, 2)  # the energy score compares them with each other
+    _check_outputs(teacher, jax.eval_shape(f, params, *inputs))
+    # The energy score compares them with each other.
+    core.check_count("particles", optimization.particles, 2)
     # Examples first, so that a mini-batch cuts the teacher's outputs as it does any targets.
     data = *inputs, jnp.swapaxes(jnp.asarray(teacher), 0, 1)
     posteriors.check_data(params, data)
     likelihood = posteriors.require_likelihood("distill", likelihood, *carriers)
-    guide = resolve_guide(guide)
-    loss = energy_score(likelihood)
-    return variational.train(
-        key,
-        variational.VariationalProblem(f, params, scales, stds, guide, likelihood, loss),
-        data,
-        variational.Optimization(
-            epochs=epochs, batch_size=batch_size, kl=kl, optimizer=optimizer, particles=particles
-        ),
-        settings={**(settings or {}), "method": "distillation"},
-        **run,
-    )
+    guide, loss = variational.resolve_guide(student.guide), energy_score(likelihood)
+    problem = variational.VariationalProblem(f, params, scales, stds, guide, likelihood, loss)
+    return variational.train(key, problem, data, optimization, **run)
 
 
 def _outputs(key: jax.Array, f: Callable[..., Any], teacher: Any, inputs: tuple[Any, ...]) -> Any:
@@ -173,6 +182,16 @@ def _outputs(key: jax.Array, f: Callable[..., Any], teacher: Any, inputs: tuple[
     return posteriors.predict(
         jax.random.fold_in(key, TEACHER), f, posterior, *inputs, samples=count
     )
+
+
+def _check_outputs(teacher: Any, student: Any) -> None:
+    """Checks that a teacher's outputs are draws of those of the student."""
+    if len(teacher) < 2 or np.shape(teacher)[1:] != student.shape:
+        raise ValueError(
+            f"the teacher's outputs have shape {list(np.shape(teacher))}; they must be "
+            f"[draws, *{list(student.shape)}], of two draws or more, as predict gives them for "
+            "these inputs"
+        )
 
 
 def energy_score(likelihood: posteriors.Likelihood) -> Loss:

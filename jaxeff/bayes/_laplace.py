@@ -409,12 +409,7 @@ def laplace(
         TypeError: An argument is of another kind.
     """
     settings = LaplaceSettings(**options)
-    named = [sites] if isinstance(sites, str) else [*sites]
-    if structure not in STRUCTURES and (structure == "*" or named[0] in STRUCTURES):
-        raise ValueError(
-            f"laplace: sites come before the structure: laplace(..., {structure!r}, {named[0]!r})"
-        )
-    core.check_choice("laplace: structure", structure, STRUCTURES)
+    _check_structure(sites, structure)
     require_one_output("laplace", likelihood)
     source = Batches.of(data)
     sample = data if source is None else source.first
@@ -447,6 +442,15 @@ def laplace(
         f, weights, likelihood,
     )  # fmt: skip
     return posterior.tuned() if prior is None else posterior
+
+
+def _check_structure(sites: str | Sequence[str], structure: str) -> None:
+    named = [sites] if isinstance(sites, str) else [*sites]
+    if structure not in STRUCTURES and (structure == "*" or named[0] in STRUCTURES):
+        raise ValueError(
+            f"laplace: sites come before the structure: laplace(..., {structure!r}, {named[0]!r})"
+        )
+    core.check_choice("laplace: structure", structure, STRUCTURES)
 
 
 def _weights(

@@ -39,14 +39,7 @@ from jaxeff.bayes import posteriors
 from jaxeff.bayes.posteriors import prior_scales
 from jaxeff.bayes.variational._guides import CorrelatedPosterior, Guide, MeanField, resolve_guide
 from jaxeff.moment_propagation import calibrate_moments, is_gaussian
-from jaxeff.training import (
-    CheckpointOptions,
-    RunOptions,
-    TrainState,
-    describe_training,
-    make_epoch,
-    run_epochs,
-)
+from jaxeff.training import RunOptions, TrainState, describe_training, make_epoch, run_epochs
 
 Loss = Callable[[Any, Any], Float[Array, ""]]
 """From outputs with a leading axis of draws and targets to a loss per example, in nats."""
@@ -219,7 +212,7 @@ class VariationalProblem:
         return SVIResult(posterior, history, self.likelihood)
 
 
-class VariationalOptions(CheckpointOptions, total=False):
+class VariationalOptions(training.CheckpointOptions, total=False):
     """How a variational run goes; the classes below have the meaning and defaults of its options.
 
     `settings` are `train`'s.
