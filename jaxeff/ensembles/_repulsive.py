@@ -19,8 +19,8 @@ result = fit(key, loss, heads, data, optimizer=optax.adam(1e-2), epochs=1, batch
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -169,6 +169,17 @@ def _push(points: Array, weight: Array, lengths: Array, kernel: RBF) -> Array:
     return slope.sum(1)[:, None] * points - slope @ points
 
 
+class RepulsionOptions(TypedDict, total=False):
+    """How `repulsive` pushes; `RepulsiveLoss` has the defaults of its options."""
+
+    kernel: RBF | None
+    keyed: bool
+    method: str
+    moves: str
+    mutable: bool
+    on: str
+
+
 @dataclass(frozen=True, eq=False)
 class RepulsiveLoss:
     """A loss with repulsion; `jaxeff.training.fit` calls it. The arguments are `repulsive`'s.
@@ -217,19 +228,21 @@ class RepulsiveLoss:
     samples: Any
     strength: Any
     space: str | Callable[..., Any]
-    on: str
-    kernel: RBF
-    method: str
-    moves: str
-    keyed: bool
-    mutable: bool
+    _: KW_ONLY
+    on: str = "outputs"
+    kernel: RBF | None = None
+    method: str = "wgd"
+    moves: str = "all"
+    keyed: bool = False
+    mutable: bool = False
 
     def __call__(self, key: Any, params: Any, state: Any, batch: Any, step: Any) -> tuple[Any, Any]:
         """Computes the loss as `jaxeff.training.make_epoch` calls it; the potential is a metric."""
         # A key of its own, so that the wrapped loss draws what it would draw alone.
         at = jax.random.fold_in(key, zlib.crc32(b"repulsion"))
         points = self.points(at, params, state, batch[0])
-        repelled = repulsion(points, self.kernel, self.method)
+        kernel = RBF() if self.kernel is None else self.kernel
+        repelled = repulsion(points, kernel, self.method)
         if self.method == "svgd":
             value, (metrics, state) = self._averaged(repelled, key, params, state, batch, step)
         else:
@@ -318,6 +331,7 @@ class RepulsiveLoss:
     kernel=core.instance_of(RBF),
     samples=None,
 )
+@core.forwards(RepulsiveLoss, RepulsionOptions)
 def repulsive(
     loss: Loss,
     g: Ensemble,
@@ -325,12 +339,7 @@ def repulsive(
     *,
     strength: Any,
     space: str | Callable[..., Any] = "function",
-    on: str = "outputs",
-    kernel: RBF | None = None,
-    method: str = "wgd",
-    moves: str = "all",
-    keyed: bool = False,
-    mutable: bool = False,
+    **options: Unpack[RepulsionOptions],
 ) -> RepulsiveLoss:
     """Adds repulsion between members to a loss.
 
@@ -342,12 +351,12 @@ def repulsive(
         strength: Factor of the repulsion, at least 0; it may be traced.
         space: Space in which members are pushed apart: "function", "weights", or a function
             `features(params, x) -> [members, batch, ...]`.
-        on: In function space, "outputs" as they are (logits) or "probabilities".
-        kernel: Between members; an RBF kernel with the median rule if None.
-        method: "wgd" or "svgd".
-        moves: Parameters that the repulsion moves: "all", or those of "members" alone.
-        keyed: Whether `g` takes a random key first.
-        mutable: Whether `g` takes a state after its parameters; repulsion doesn't change it.
+        **options: `on`, in function space, is "outputs" as they are (logits), the default, or
+            "probabilities". `kernel`, that between members; an RBF kernel with the median rule if
+            None. `method`: "wgd", the default, or "svgd". `moves`, the parameters that the
+            repulsion moves: "all", the default, or those of "members" alone. `keyed`: whether `g`
+            takes a random key first. `mutable`: whether `g` takes a state after its parameters;
+            repulsion doesn't change it.
 
     Returns:
         The loss, with the repulsive potential as its metric `repulsion`.
@@ -358,19 +367,17 @@ def repulsive(
             unknown, or the strength negative; in `fit`: samples are training inputs.
     """
     _check_members(g)
+    repelling = RepulsiveLoss(loss, g, samples, strength, space, **options)
     if not callable(space):
         core.check_choice("repulsive: space", space, ("function", "weights"))
-    core.check_choice("repulsive: on", on, ("outputs", "probabilities"))
-    core.check_choice("repulsive: method", method, METHODS)
-    core.check_choice("repulsive: moves", moves, ("all", "members"))
+    core.check_choice("repulsive: on", repelling.on, ("outputs", "probabilities"))
+    core.check_choice("repulsive: method", repelling.method, METHODS)
+    core.check_choice("repulsive: moves", repelling.moves, ("all", "members"))
     core.check_number("repulsive: strength", strength, 0)
-    if method == "svgd":
+    if repelling.method == "svgd":
         _check_for_svgd(loss, space)
     check_samples(samples, wanted=space != "weights")
-    kernel = RBF() if kernel is None else kernel
-    return RepulsiveLoss(
-        loss, g, samples, strength, space, on, kernel, method, moves, keyed=keyed, mutable=mutable
-    )
+    return repelling
 
 
 def _check_members(g: Any) -> None:
