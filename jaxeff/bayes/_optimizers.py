@@ -23,7 +23,8 @@ Sharp edges of `ivon`:
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,38 @@ class IVONState(NamedTuple):
     weight_decay: Float[Array, ""]
 
 
-# 9 parameters: numbers of the paper's algorithm, as Optax's optimizers take theirs.
+class IVONOptions(TypedDict, total=False):
+    """Numbers of the algorithm of `ivon`; `IVONSettings` has their meaning and defaults."""
+
+    clip: float | None
+    curvature: float
+    decay: float
+    momentum: float
+    samples: int
+    weight_decay: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class IVONSettings:
+    """Numbers of the algorithm of `ivon`.
+
+    Attributes:
+        clip: Largest size of an entry of the preconditioned gradient, or None.
+        curvature: Curvature to start with.
+        decay: Share of the past in averaged curvature.
+        momentum: Share of the past in averaged gradients.
+        samples: Draws of the weights in each update.
+        weight_decay: Precision of the normal prior over the effective sample size.
+    """
+
+    clip: float | None = None
+    curvature: float = 1.0
+    decay: float = 0.99999
+    momentum: float = 0.9
+    samples: int = 1
+    weight_decay: float = 1e-4
+
+
 @core.validate(
     learning_rate=core.any_of(core.function_of_form("learning_rate(step)"), core.positive),
     examples=core.positive,
@@ -66,17 +98,12 @@ class IVONState(NamedTuple):
     clip=core.non_negative,
     samples=core.static_integer(),
 )
+@core.forwards(IVONSettings, IVONOptions)
 def ivon(
     key: PRNGKeyArray,
     learning_rate: float | optax.Schedule,
     examples: float,
-    *,
-    weight_decay: float = 1e-4,
-    momentum: float = 0.9,
-    decay: float = 0.99999,
-    curvature: float = 1.0,
-    clip: float | None = None,
-    samples: int = 1,
+    **options: Unpack[IVONOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Makes the improved variational online Newton method.
 
@@ -85,25 +112,25 @@ def ivon(
         learning_rate: Step of the mean where the curvature is the one it starts with, or a schedule
             of the update.
         examples: Effective sample size, that of the data; more makes a colder posterior.
-        weight_decay: Precision of the normal prior over the effective sample size.
-        momentum: Share of the past in averaged gradients.
-        decay: Share of the past in averaged curvature.
-        curvature: Curvature to start with: the posterior then has variance
-            `1 / (examples * (curvature + weight_decay))`.
-        clip: Largest size of an entry of the preconditioned gradient, or None.
-        samples: Draws of the weights in each update.
+        **options: `weight_decay`, the precision of the normal prior over the effective sample size,
+            1e-4. `momentum`, the share of the past in averaged gradients, 0.9; `decay`, that in
+            averaged curvature, 0.99999. `curvature`, the one to start with, 1: the posterior then
+            has variance `1 / (examples * (curvature + weight_decay))`. `clip`, the largest size of
+            an entry of the preconditioned gradient, or None. `samples`, the draws of the weights in
+            each update, 1.
 
     Returns:
         The transformation; `ivon_posterior` reads the posterior from its state.
     """
+    settings = IVONSettings(**options)
 
     def init(params: Any) -> IVONState:
         return IVONState(
             jnp.zeros((), jnp.int32),
             optax.tree.zeros_like(params),
-            optax.tree.full_like(params, curvature),
+            optax.tree.full_like(params, settings.curvature),
             jnp.asarray(examples, jnp.float32),
-            jnp.asarray(weight_decay, jnp.float32),
+            jnp.asarray(settings.weight_decay, jnp.float32),
         )
 
     def update(
@@ -115,15 +142,15 @@ def ivon(
                 "ivon takes the gradient at draws of the weights: pass params and "
                 "grad_fn=lambda params, _: gradient, as jaxeff.training.fit does"
             )
-        draws = jax.random.split(jax.random.fold_in(key, state.step), samples)
+        draws = jax.random.split(jax.random.fold_in(key, state.step), settings.samples)
         estimates = [_estimate(draw, grad_fn, params, state) for draw in draws]
-        gradient, bent = jax.tree.map(lambda *each: sum(each) / samples, *estimates)
-        new = _with_averages(state, gradient, bent, momentum, decay)
+        gradient, bent = jax.tree.map(lambda *each: sum(each) / settings.samples, *estimates)
+        new = _with_averages(state, gradient, bent, settings)
         rate = learning_rate(state.step) if callable(learning_rate) else learning_rate
         # So that a rate means as much as one of gradient descent at the start.
-        rate = jnp.asarray(rate, jnp.float32) * (curvature + weight_decay)
-        unbiased = 1 - momentum ** new.step.astype(jnp.float32)
-        return _newton_updates(params, new, rate, unbiased, clip), new
+        rate = jnp.asarray(rate, jnp.float32) * (settings.curvature + settings.weight_decay)
+        unbiased = 1 - settings.momentum ** new.step.astype(jnp.float32)
+        return _newton_updates(params, new, rate, unbiased, settings.clip), new
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -141,10 +168,9 @@ def _estimate(
     return gradient, bent
 
 
-def _with_averages(
-    state: IVONState, gradient: Any, bent: Any, momentum: float, decay: float
-) -> IVONState:
+def _with_averages(state: IVONState, gradient: Any, bent: Any, settings: IVONSettings) -> IVONState:
     """Moves the averages of gradients and of curvature by an estimate of both."""
+    momentum, decay = settings.momentum, settings.decay
 
     def averaged(h: Array, b: Array) -> Array:
         # The last term, second order in the step, keeps h + d positive whatever the estimate.
