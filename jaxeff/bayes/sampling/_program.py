@@ -237,6 +237,20 @@ class CompiledSampler:
         return lambda position, data, weight=1.0: of_random(unravel(position), data, weight)
 
 
+class BlockIterations(NamedTuple):
+    """The iterations of a block.
+
+    Attributes:
+        first: Number of the first one.
+        number: How many to run, at most the block's length.
+        phases: Phase of each of the block's length.
+    """
+
+    first: Int[Array, ""] | int
+    number: Int[Array, ""] | int
+    phases: Int[Array | np.ndarray, " block"]
+
+
 class BlockRecord(NamedTuple):
     """Records of a block, one entry for each iteration.
 
@@ -273,31 +287,28 @@ def start(
 def run_block(
     key: PRNGKeyArray,
     chains: Chains,
-    first: Int[Array, ""],
-    count: Int[Array, ""],
-    phases: Int[Array, " block"],
+    iterations: BlockIterations,
     problem: SamplingProblem,
     *,
     program: CompiledSampler,
 ) -> tuple[Chains, BlockRecord]:
     """Runs up to a block of iterations.
 
-    `first` is the first iteration's number and `count` how many to run, at most the block's length;
     `program` is the rest of the problem. Returns the state after them, and their records; those
-    past `count` mean nothing.
+    past their number mean nothing.
     """
     block = partial(_block, program, chains.number.shape[0])
     if program.mesh is None:
-        return block(key, chains, first, count, phases, problem)
+        return block(key, chains, iterations, problem)
     # Only chains are split: a transition needs no communication between devices.
     same, of_chains = PartitionSpec(), _specs(program)
     return jax.shard_map(
         block,
         mesh=program.mesh,
-        in_specs=(same, of_chains, same, same, same, same),
+        in_specs=(same, of_chains, same, same),
         out_specs=(of_chains, PartitionSpec(None, AXIS)),
         check_vma=False,  # the user's function may hold anything
-    )(key, chains, first, count, phases, problem)
+    )(key, chains, iterations, problem)
 
 
 def spread(program: CompiledSampler, chains: Chains) -> Chains:
@@ -332,17 +343,15 @@ def _specs(program: CompiledSampler) -> Any:
     return Chains(split, split, adaptation)
 
 
-# 8 parameters: arrays are arguments of what is compiled, and so are its static settings.
 def _block(
     program: CompiledSampler,
     chains: int,
     key: PRNGKeyArray,
     state: Chains,
-    first: Array,
-    count: Array,
-    phases: Array,
+    iterations: BlockIterations,
     problem: SamplingProblem,
 ) -> tuple[Chains, BlockRecord]:
+    first, count, phases = iterations
     iterate = _iteration(program, chains, key, problem)
     # Records are as long as the block whatever `count` is: one compiled program for all blocks.
     empty = jax.eval_shape(iterate, state, first, phases[0])[1]

@@ -212,10 +212,8 @@ def run_chains(
             # A block ends with warm-up, so that its time is known.
             left = (iterations.warmup if done < iterations.warmup else total) - done
             count = min(count, left)
-            now = phases[done : done + block]
-            state, recorded = warmup.run_block(
-                key, state, done, count, now, problem, program=program
-            )
+            now = warmup.BlockIterations(done, count, phases[done : done + block])
+            state, recorded = warmup.run_block(key, state, now, problem, program=program)
             trace = _kept(to_host(recorded), count, done - iterations.warmup, iterations.thin)
             each = _seconds(began, program) / count
             traces.append(trace._replace(seconds=np.full(count, each)))
