@@ -1,5 +1,8 @@
 """Arguments of another kind than expected: one clear error that names them and the way out."""
 
+import inspect
+from typing import TypedDict, Unpack
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 from flax import nnx
 
 import jaxeff
+from jaxeff import core
 from jaxeff.bayes import (
     NUTS,
     Draws,
@@ -113,3 +117,38 @@ def test_old_style_keys_and_arrays_of_keys_pass():
     keys = jax.random.split(KEY, 5)
     assert jax.vmap(NOISY, (0, None, None))(keys, PARAMS, X).shape == (5, 4, 2)
     assert train(key=old).history
+
+
+class SharedOptions(TypedDict, total=False):
+    rate: float
+    steps: int
+
+
+def descend(*, rate: float = 0.5, decay: float = 0.0) -> float:
+    return rate - decay
+
+
+def count_up(*, steps: int = 3, rate: float = 0.1) -> int:
+    return steps
+
+
+@core.validate(rate=core.positive, steps=core.static_integer())
+@core.forwards((descend, count_up), SharedOptions)
+def shared(**options: Unpack[SharedOptions]) -> tuple[float, int]:
+    return (
+        descend(**core.options_for(descend, options)),
+        count_up(**core.options_for(count_up, options)),
+    )
+
+
+def test_functions_share_options():
+    assert shared() == (0.5, 3)
+    assert shared(rate=0.2, steps=4) == (0.2, 4)
+    defaults = {name: p.default for name, p in inspect.signature(shared).parameters.items()}
+    assert defaults == {"rate": 0.5, "steps": 3}  # the first function's where both have one
+    with pytest.raises(TypeError, match=r"'step'; did you mean 'steps'"):
+        shared(step=4)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'decay'"):
+        shared(decay=0.1)  # not one that is passed on
+    with pytest.raises(ValueError, match=r"shared: steps must be at least 1"):
+        shared(steps=0)
