@@ -441,6 +441,7 @@ class Fidelity:
     __repr__ = __str__
 
 
+# 8 parameters: a model and its chip, and what of them is compared how often.
 @core.validate(
     model=core.instance_of(TileModel),
     design=core.instance_of(Design),

@@ -233,8 +233,8 @@ def layers(settings: Settings) -> list[rows.Row]:
     # Floats come in and go out of a single layer: half of the call is their copies and rounding.
     calls = (lambda: small.run(x)), (lambda: plain.run(x))
     times = rows.beside(what, "our float", 0.5, calls, settings.rounds)
-    whole = rows.counted(f"{what}, a whole call", "of float's time", None, times["value"])
-    return [*measured_rows, row, whole]
+    call = rows.counted(f"{what}, a whole call", "of float's time", None, times["value"])
+    return [*measured_rows, row, call]
 
 
 def kernels_ms(bundle: Any) -> float:

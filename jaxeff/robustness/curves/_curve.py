@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from scipy import stats
 
 from jaxeff import core
@@ -146,26 +146,30 @@ def noisy_accuracy(
     count_examples(specs)
     total = count_examples(data)
     size = min(batch_size, total)
+    if len(data) != 2:
+        raise ValueError("noisy_accuracy: data must be a pair (inputs, targets)")
+    variables = (params,) if state is None else (params, state)
+    _check_metric(f, variables, data, size, metric)
+    batches = _batches(data, size, total)
+    # One key per draw and batch, the same at every level: curves are compared under common random
+    # numbers, which takes the noise of the draws off their differences.
+    keys = jax.random.split(key, (repeats, len(batches[-1])))
+    return _sums(f, variables, dict(specs), keys, batches, chunk, metric or _hits) / total
+
+
+def _batches(data: tuple[Any, Any], size: int, total: int) -> tuple[Any, Any, Bool[Array, "p n"]]:
+    """Cuts data into batches of one shape; which of their examples are no copies comes last."""
     parts = math.ceil(total / size)
 
     def cut(leaf: Any) -> Array:
         leaf = jnp.asarray(leaf)
-        # All batches have one shape: the last is filled with copies, which aren't counted.
+        # The last batch is filled with copies, which aren't counted.
         missing = parts * size - total
         filled = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
         return filled.reshape(parts, size, *leaf.shape[1:])
 
-    if len(data) != 2:
-        raise ValueError("noisy_accuracy: data must be a pair (inputs, targets)")
-    inputs, targets = data
-    variables = (params,) if state is None else (params, state)
-    _check_metric(f, variables, data, size, metric)
-    real = jnp.arange(parts * size).reshape(parts, size) < total
-    batches = (jax.tree.map(cut, inputs), jax.tree.map(cut, targets), real)
-    # One key per draw and batch, the same at every level: curves are compared under common random
-    # numbers, which takes the noise of the draws off their differences.
-    keys = jax.random.split(key, (repeats, parts))
-    return _sums(f, variables, dict(specs), keys, batches, chunk, metric or _hits) / total
+    inputs, targets = jax.tree.map(cut, data)
+    return inputs, targets, jnp.arange(parts * size).reshape(parts, size) < total
 
 
 def _hits(logits: Any, labels: Any) -> Array:
