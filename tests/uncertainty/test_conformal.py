@@ -132,6 +132,22 @@ def test_every_level_has_the_right_rank(n):
     np.testing.assert_array_equal(sets, [k if k <= n else np.inf for k in ranks])
 
 
+@pytest.mark.parametrize("scores", [[3.0, 1, 2, 1, 1], [0, -0.0, np.inf, 5, 5], [np.inf] * 3, [4]])
+def test_a_threshold_is_the_score_of_an_example(scores):
+    """With ties, zeros of both signs and infinities too, and with that example's gradient."""
+    values, n = jnp.asarray(scores, float), len(scores)
+    targets = jnp.zeros(n)
+
+    def threshold(outputs, coverage):
+        return u.conformalize(outputs, targets, u.AbsoluteResidual(), coverage).threshold
+
+    for k in range(1, n + 1):
+        coverage = (k - 0.5) / (n + 1)
+        assert threshold(values, coverage) == np.sort(np.abs(scores))[k - 1]
+        gradient = jax.grad(threshold)(values, coverage)
+        assert np.count_nonzero(gradient) <= 1
+
+
 @pytest.mark.slow
 def test_groups_have_thresholds_of_their_own():
     """Each is that of the group alone; one for all leaves the hard group out too often."""
