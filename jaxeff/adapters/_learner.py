@@ -29,7 +29,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -228,7 +228,37 @@ class LearningStep:
         return dict(self._memory.read(state)[0])
 
 
-# 8 parameters: Optax's optimizer and loss, and how the state keeps what is learnt by them.
+class LearningOptions(TypedDict, total=False):
+    """How a step learns; `Learning` has their meaning and defaults."""
+
+    optimizer: optax.GradientTransformation | None
+    loss: Callable[[Any, Any], Float[Array, " batch"]]
+    dtype: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learning:
+    """How a step learns, and what its state keeps.
+
+    Attributes:
+        optimizer: An optimizer of Optax; `optax.sgd(0.01)` if None.
+        loss: The loss of each example, `loss(logits, y)`, `[batch]`.
+        dtype: What the state keeps: floats as they are if None, or "int16" in half the bytes.
+    """
+
+    optimizer: optax.GradientTransformation | None = None
+    loss: Callable[[Any, Any], Float[Array, " batch"]] = cross_entropies
+    dtype: str | None = None
+
+    def begin(
+        self, losses: Callable[[Any, Any, Any, Any], tuple[Array, Any]], learnt: dict[str, Array]
+    ) -> tuple[LearningStep, dict[str, Any]]:
+        """Makes the step, and its first state, of losses and of what learns."""
+        optimizer = optax.sgd(0.01) if self.optimizer is None else self.optimizer
+        memory = _Floats() if self.dtype is None else _Codes.of(learnt, optimizer)
+        return LearningStep(memory, optimizer, losses), memory.begin(learnt, optimizer)
+
+
 @core.validate(
     x=core.input_batch,
     spec=core.string_mapping,
@@ -236,6 +266,7 @@ class LearningStep:
     loss=core.function_of_form("loss(logits, y)"),
     dtype=core.one_of(None, "int16"),
 )
+@core.forwards(Learning, LearningOptions)
 def learner(
     f: Callable[..., Any],
     params: Any,
@@ -243,9 +274,7 @@ def learner(
     spec: Mapping[str, Any] | None = None,
     *,
     what: str | Mapping[str, LoRA | None] = "head",
-    optimizer: optax.GradientTransformation | None = None,
-    loss: Callable[[Any, Any], Float[Array, " batch"]] = cross_entropies,
-    dtype: str | None = None,
+    **options: Unpack[LearningOptions],
 ) -> tuple[LearningStep, Any, dict[str, Any]]:
     """Makes a step that computes logits, and learns from the labels that are known.
 
@@ -257,10 +286,9 @@ def learner(
             floating point if None. What learns is computed so in any case.
         what: "head", the last linear layer; "norms", what layers of normalization scale by and
             add; or settings `LoRA` by pattern of sites.
-        optimizer: An optimizer of Optax; `optax.sgd(0.01)` if None.
-        loss: The loss of each example, `loss(logits, y)`, `[batch]`.
-        dtype: What the state keeps: floats as they are if None, or "int16" in half the bytes
-            (`LearningStep`).
+        **options: `optimizer` of Optax, `optax.sgd(0.01)`; `loss`, that of each example,
+            `loss(logits, y)`, `[batch]`, the cross entropy; and `dtype`, what the state keeps:
+            floats as they are, or "int16" in half the bytes (`LearningStep`).
 
     Returns:
         ``step(codes, x, y, state) -> (logits, state)``; the parameters that it takes, in which the
@@ -271,7 +299,7 @@ def learner(
         ValueError: Nothing is there to learn, or a layer in whole numbers lies behind what learns,
             which has no gradient: both are named. Likewise what isn't finite, for "int16".
     """
-    optimizer = optax.sgd(0.01) if optimizer is None else optimizer
+    learning = Learning(**options)
     g, params = _with_adapters(f, params, x, what)
     traced = program.trace(g, params, x)
     sites, names = _learnt(traced, what)
@@ -283,13 +311,12 @@ def learner(
 
     def losses(codes: Any, learnt: Any, x: Any, y: Any) -> tuple[Array, Any]:
         logits = g(split.joined(codes, learnt), x)
-        return loss(logits, y), logits
+        return learning.loss(logits, y), logits
 
     leaves = jax.tree.leaves(params)
     learnt = {path: jnp.asarray(leaves[i]) for path, i in split.places.items()}
-    memory = _Floats() if dtype is None else _Codes.of(learnt, optimizer)
-    frozen = split.frozen(g.convert(params, x) if split.is_integer else leaves)
-    return LearningStep(memory, optimizer, losses), frozen, memory.begin(learnt, optimizer)
+    step, state = learning.begin(losses, learnt)
+    return step, split.frozen(g.convert(params, x) if split.is_integer else leaves), state
 
 
 def _with_adapters(
