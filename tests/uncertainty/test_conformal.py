@@ -143,7 +143,7 @@ def test_a_threshold_is_the_score_of_an_example(scores):
 
     for k in range(1, n + 1):
         coverage = (k - 0.5) / (n + 1)
-        assert threshold(values, coverage) == np.sort(np.abs(scores))[k - 1]
+        assert float(threshold(values, coverage)) == np.sort(np.abs(scores))[k - 1]
         gradient = jax.grad(threshold)(values, coverage)
         assert np.count_nonzero(gradient) <= 1
 
