@@ -16,7 +16,8 @@ is empty. Before anything is timed, results are held against the peer's, or agai
 6. `conformal`, `calibration`, `laplace`, `pruning`: over MAPIE, torchmetrics, laplace-torch and
    Torch-Pruning, whose network is run by ONNX Runtime.
 7. `quantized`: its equations and its compilation over the function's own; `report`: its seconds.
-8. `threads`: bundles on two threads over one, by the clock, which wants a quiet machine.
+8. `threads`: bundles on two threads over one, by the clock, which wants a quiet machine; nothing is
+   asked of calls that one thread makes in less than 5 ms.
 9. `mesh`: an epoch of `fit` on two devices over jitted steps on batches that are cut by hand.
 10. `limits`: layers of a bundle over what the core can do at most, which a program in C measures
    that multiplies bytes or floats and does nothing else, or reads memory.
