@@ -15,7 +15,7 @@ and has no numbers.
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,29 +97,38 @@ def measure(run: Run[Settings], task: tuple[int, int]) -> Iterator[Row]:
         depth=1, rngs=nnx.Rngs(jax.random.fold_in(run.key, 1000 + seed)),
     )  # fmt: skip
     f, start = jaxeff.functional(model)
-    dark = trained(run, seed, f, start, NONE, light)
-    yield from judged(run, seed, slots, f, dark, NONE, DARK, light)
+    dark = Network(f, trained(run, seed, f, start, NONE, light), DARK)
+    yield from judged(run, seed, dark, NONE, light)
     for part in PARTS:
-        yield from judged(run, seed, slots, f, dark, part, DARK, light)
+        yield from judged(run, seed, dark, part, light)
         if part in (DENSE, ATTENTION, ALL):
-            known = trained(run, seed, f, start, part, light)
-            yield from judged(run, seed, slots, f, known, part, LIT, light)
+            known = Network(f, trained(run, seed, f, start, part, light), LIT)
+            yield from judged(run, seed, known, part, light)
         if part == ATTENTION:
             # What was trained by the Gaussian model is read by photons, too: once, for a draw of
             # photons takes a hundred times as long as one of a Gaussian.
             photons = replace(light, model="physical")
-            yield from judged(run, seed, slots, f, known, part, LIT, photons, 1)
+            yield from judged(run, seed, known, part, photons, 1)
 
 
-def judged(run: Run[Settings], seed: int, slots: int, f: Any, params: Any, part: str,
-           training: str, light: ChaoticLight, most: int = 0) -> Iterator[Row]:  # fmt: skip
-    """Predictions of one network by one reading and by several."""
+class Network(NamedTuple):
+    """A trained network."""
+
+    f: Callable[..., Any]
+    params: Any
+    training: str  # in the dark, or in its light
+
+
+def judged(
+    run: Run[Settings], seed: int, network: Network, part: str, light: ChaoticLight, most: int = 0
+) -> Iterator[Row]:
+    """Predictions of one network, a part of it on light, by one reading and by several."""
     data = small_digits.images()
     count = 1 if part == NONE else most or run.settings.readings
     x, inside = jnp.concatenate([data.test, data.elsewhere]), len(data.test)
     keys = jax.random.split(jax.random.fold_in(run.key, seed), count)
-    g = lit(f, part, light)
-    logits = jax.jit(lambda p, x: jax.lax.map(lambda key: g(key, p, x), keys))(params, x)
+    g = lit(network.f, part, light)
+    logits = jax.jit(lambda p, x: jax.lax.map(lambda key: g(key, p, x), keys))(network.params, x)
     known = logits[:, :inside]
     # What noise is to logits: its deviation over that of their means between images.
     noise = known.std(0, ddof=int(count > 1)).mean() / known.mean(0).std(0).mean()
@@ -127,9 +136,9 @@ def judged(run: Run[Settings], seed: int, slots: int, f: Any, params: Any, part:
         said = small_digits.said(known[:readings])
         elsewhere = small_digits.said(logits[:readings, inside:])
         yield {
-            "part": part, "training": training, "model": light.model, "slots": slots, "seed": seed,
-            "readings": readings, **small_digits.judged(said, elsewhere, data.test_labels),
-            "noise": float(noise),
+            "part": part, "training": network.training, "model": light.model, "slots": light.slots,
+            "seed": seed, "readings": readings,
+            **small_digits.judged(said, elsewhere, data.test_labels), "noise": float(noise),
         }  # fmt: skip
 
 
