@@ -12,9 +12,9 @@ Klein's thesis (section 5.3) trains on models first and in the loop last, and do
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,16 +75,23 @@ class Settings(Training):
     steps: Count = 1000  # updates on a model, which cost no queries
 
 
-@functools.partial(jax.jit, static_argnames=("f", "looped", "size"))
+class Retraining(NamedTuple):
+    """What a retraining is compiled for."""
+
+    f: Callable[..., Any]
+    looped: bool  # with the chip in the loop, else on a model
+    size: int  # of a batch
+
+
+@functools.partial(jax.jit, static_argnames="way")
 def retrained(
-    key: Any, params: Any, spec: Any, given: Any, steps: Any, rate: float,
-    *, f: Any, looped: bool, size: int,
-) -> Any:  # fmt: skip
+    key: Any, params: Any, spec: Any, given: Any, steps: Any, rate: float, way: Retraining
+) -> Any:
     """Makes so many updates; `given` is the chip in the loop, else the model.
 
     Steps are traced, so that all budgets share a program.
     """
-    data = small_digits.images(standardized=False)
+    data, (f, looped, size) = small_digits.images(standardized=False), way
     if looped:
         loss = cross_entropy(in_the_loop(f, spec, given), keyed=True)
     else:
@@ -140,15 +147,17 @@ def measure(run: Run[Settings], seed: int) -> Iterator[Row]:
         }  # fmt: skip
 
     yield judged(NEITHER, 0, 0, params)
-    train = functools.partial(retrained, key, params, spec, f=f, size=settings.batch_size)
+
+    def train(source: Any, steps: int, looped: bool) -> Any:
+        way = Retraining(f, looped, settings.batch_size)
+        return retrained(key, params, spec, source, steps, settings.rate, way)
+
     for size in settings.sizes:
         asked = queries_of(design(size))
         box = fit_white_box(characterize(jax.random.fold_in(key, size), chip, design(size)))
-        yield judged(
-            MODEL, asked, settings.steps, train(box, settings.steps, settings.rate, looped=False)
-        )
+        yield judged(MODEL, asked, settings.steps, train(box, settings.steps, looped=False))
         steps = asked // (tiles * settings.batch_size)
-        yield judged(LOOP, asked, steps, train(chip, steps, settings.rate, looped=True))
+        yield judged(LOOP, asked, steps, train(chip, steps, looped=True))
 
 
 MEANS = h.means(h.every, ("method", "queries"), ("steps", "nll", "accuracy"), ("nll", "accuracy"))
