@@ -2,8 +2,9 @@
 
 import time
 import warnings
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from experiments.activations.recipe import Settings, Trial
 from experiments.activations.source import MOONS, SINE
 from experiments.harness import Row, Run
 from experiments.recipes import cosine_adam
-from jaxeff import bayes
+from jaxeff import bayes, core
 from jaxeff.bayes.posteriors import Random, draw_prior, log_joint, log_prior, with_random
 from jaxeff.training import cross_entropy, fit
 
@@ -71,11 +72,41 @@ def _nuts(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
     return figures | _mixing(f, result, index, points, likelihood), curves
 
 
-@partial(jax.jit, static_argnames=("f", "likelihood", "chains", "steps"))
+class ClimbOptions(TypedDict, total=False):
+    """How chains come to their starts; `Climb` has their meaning and defaults."""
+
+    likelihood: Required[str]
+    chains: Required[int]
+    steps: Required[int]
+    rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Climb:
+    """How chains come to their starts.
+
+    Attributes:
+        likelihood: As `jaxeff.bayes.mcmc` takes it.
+        chains: How many starts.
+        steps: Steps of Adam for each; with none it stays at the draw, the last layer zero.
+        rate: Its learning rate, decayed by a cosine.
+    """
+
+    likelihood: str
+    chains: int
+    steps: int
+    rate: float = 0.01
+
+
+@core.forwards(Climb, ClimbOptions)
 def trained_starts(
-    key: PRNGKeyArray, f: Network, params: Any, data: tuple[Array, Array], index: Int[Array, ""], *,
-    likelihood: str, chains: int, steps: int, rate: float = 0.01,
-) -> Any:  # fmt: skip
+    key: PRNGKeyArray,
+    f: Network,
+    params: Any,
+    data: tuple[Array, Array],
+    index: Int[Array, ""],
+    **options: Unpack[ClimbOptions],
+) -> Any:
     """Climb the likelihood with Adam, from a draw of the prior for each chain.
 
     The starts differ as draws of the prior do, so R-hat keeps its meaning; but no chain has to find
@@ -89,19 +120,30 @@ def trained_starts(
         params: Parameters: structure and shapes.
         data: Inputs and targets.
         index: Of the activation function.
-        likelihood: As `jaxeff.bayes.mcmc` takes it.
-        chains: How many starts.
-        steps: Steps of Adam for each; with none it stays at the draw, the last layer zero.
-        rate: Its learning rate, decayed by a cosine.
+        **options: `likelihood`, as `jaxeff.bayes.mcmc` takes it; `chains`, how many starts; `steps`
+            of Adam for each: with none it stays at the draw, the last layer zero; and `rate`, its
+            learning rate, decayed by a cosine, 0.01.
 
     Returns:
         Parameters with a leading axis of chains.
     """
-    scales = bayes.prior_scales(PRIOR, params)
-    density = log_joint(lambda p, x: f(p, x, index), params, scales, likelihood)
-    optimizer = cosine_adam(rate, max(steps, 1))
+    return _trained_starts(key, f, params, data, index, Climb(**options))
 
-    def climb(key: PRNGKeyArray) -> Any:
+
+@partial(jax.jit, static_argnames=("f", "climb"))
+def _trained_starts(
+    key: PRNGKeyArray,
+    f: Network,
+    params: Any,
+    data: tuple[Array, Array],
+    index: Int[Array, ""],
+    climb: Climb,
+) -> Any:
+    scales = bayes.prior_scales(PRIOR, params)
+    density = log_joint(lambda p, x: f(p, x, index), params, scales, climb.likelihood)
+    optimizer = cosine_adam(climb.rate, max(climb.steps, 1))
+
+    def climbed(key: PRNGKeyArray) -> Any:
         random = draw_prior(key, params, scales)
         # Outputs of zero: elsewhere a drawn log-variance may be beyond what floats hold.
         last = (f"{LAYERS[-1]}/kernel", f"{LAYERS[-1]}/bias")
@@ -113,10 +155,10 @@ def trained_starts(
             updates, state = optimizer.update(gradient, state)
             return optax.apply_updates(random, updates), state
 
-        random, _ = jax.lax.fori_loop(0, steps, step, (random, optimizer.init(random)))
+        random, _ = jax.lax.fori_loop(0, climb.steps, step, (random, optimizer.init(random)))
         return with_random(jax.tree.map(jnp.asarray, params), random)
 
-    return jax.vmap(climb)(jax.random.split(key, chains))
+    return jax.vmap(climbed)(jax.random.split(key, climb.chains))
 
 
 def _svi(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
