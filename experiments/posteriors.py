@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -17,17 +17,23 @@ def posterior_around(params: Any) -> Any:
     return jax.tree.map(lambda w: Gaussian(w, 1e-4 + 1e-2 * w * w), params)
 
 
+class Trainings(NamedTuple):
+    """Two trainings, one after the other: of the point estimate, and of its posterior."""
+
+    keys: Sequence[jax.Array]
+    epochs: tuple[int, int]  # without any of the first, the posterior starts at what is given
+    # makes both, from the number of batches in an epoch
+    optimizers: Callable[[int], tuple[optax.GradientTransformation, optax.GradientTransformation]]
+    files: tuple[Path, Path]  # checkpoints
+    # what both are told: ``batch_size``, and ``settings`` that a checkpoint must have
+    shared: Mapping[str, Any]
+
+
 def point_then_svi(
-    keys: Sequence[jax.Array],  # of both trainings
     f: Callable[..., Any],  # the network
     params: Any,  # its initial parameters
     data: tuple[Any, Any],  # inputs and labels
-    epochs: tuple[int, int],  # of both; without any of the first, the posterior starts at `params`
-    # makes both, from the number of batches in an epoch
-    optimizer: Callable[[int], tuple[optax.GradientTransformation, optax.GradientTransformation]],
-    files: tuple[Path, Path],  # checkpoints of both
-    # what both are told: ``batch_size``, and ``settings`` that a checkpoint must have
-    shared: Mapping[str, Any],
+    trainings: Trainings,
     say: Callable[[str], None] = lambda text: None,  # prints a line
     **options: Any,  # what `svi` is told besides
 ) -> tuple[Any, SVIResult]:
@@ -36,7 +42,8 @@ def point_then_svi(
     Returns:
         Parameters of the point estimate, and the result of `svi`.
     """
-    first, second = optimizer(len(data[1]) // shared["batch_size"])
+    keys, epochs, optimizers, files, shared = trainings
+    first, second = optimizers(len(data[1]) // shared["batch_size"])
     if epochs[0]:
         say(f"point estimate, {epochs[0]} epochs")
         params = fit(

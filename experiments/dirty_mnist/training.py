@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 import jaxeff
 from experiments.dirty_mnist.recipe import Sets, Settings, split, subset
 from experiments.harness import Run
-from experiments.posteriors import point_then_svi
+from experiments.posteriors import Trainings, point_then_svi
 from experiments.recipes import cosine_adam
 from jaxeff.bayes import HMC, MCMCResult, mcmc, prior_scales, sample
 from jaxeff.bayes.posteriors import random_part, with_random
@@ -76,12 +76,14 @@ def train(name: str, sets: Sets, run: Run[Settings]) -> Trained:
     def adam(steps: int, epochs: int) -> optax.GradientTransformation:
         return cosine_adam(svi.rate, epochs * steps) if svi.decay else optax.adam(svi.rate)
 
-    _, result = point_then_svi(
-        (point_key, svi_key), f, params, data, epochs,
+    trainings = Trainings(
+        (point_key, svi_key), epochs,
         lambda steps: (adam(steps, epochs[0]), adam(steps, epochs[1])),
         (run.work / f"{name}-point.safetensors", run.work / f"{name}.safetensors"),
         {"batch_size": settings.batch_size, "settings": recorded},
-        lambda text: run.say(f"{name}: {text}"),
+    )  # fmt: skip
+    _, result = point_then_svi(
+        f, params, data, trainings, lambda text: run.say(f"{name}: {text}"),
         prior=svi.prior, kl=settings.kl, init_scale=svi.init_scale,
         checkpoint_every=max(1, svi.epochs // 50),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 import jaxeff
 from experiments.harness import Run
-from experiments.posteriors import point_then_svi
+from experiments.posteriors import Trainings, point_then_svi
 from experiments.quickstart.recipe import Sets, Settings, split
 from experiments.recipes import cosine_adam
 from jaxeff import uncertainty as unc
@@ -35,9 +35,8 @@ def train(run: Run[Settings], sets: Sets) -> Models:
     model = LeNet5(rngs=nnx.Rngs(split(key, "model")))
     f, params = jaxeff.functional(model)
     epochs = training_settings.pretrain_epochs, training_settings.epochs
-    point, result = point_then_svi(
-        (split(key, "pretrain"), split(key, "svi")), f, params,
-        (sets.train_images, sets.train_labels), epochs,
+    trainings = Trainings(
+        (split(key, "pretrain"), split(key, "svi")), epochs,
         lambda steps: (
             cosine_adam(training_settings.pretrain_rate, epochs[0] * steps),
             cosine_adam(training_settings.rate, epochs[1] * steps),
@@ -45,7 +44,10 @@ def train(run: Run[Settings], sets: Sets) -> Models:
         (run.work / "point.safetensors", run.work / "svi.safetensors"),
         # A checkpoint of other settings is refused.
         {"batch_size": training_settings.batch_size, "settings": settings.identity()},
-        run.say, prior=training_settings.prior, kl=settings.kl, init_scale=settings.init_scale,
+    )  # fmt: skip
+    point, result = point_then_svi(
+        f, params, (sets.train_images, sets.train_labels), trainings, run.say,
+        prior=training_settings.prior, kl=settings.kl, init_scale=settings.init_scale,
     )  # fmt: skip
     return Models(f, point, result.posterior)
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 import jaxeff
 from experiments.beyond.out_of_domain.recipe import CLASSES, Sets, Settings
 from experiments.harness import Run
-from experiments.posteriors import point_then_svi
+from experiments.posteriors import Trainings, point_then_svi
 from experiments.recipes import cosine_adam
 from jaxeff import uncertainty as u
 from jaxeff.ensembles import feature_density
@@ -66,11 +66,13 @@ def train(run: Run[Settings], sets: Sets) -> dict[str, Posterior]:
             checkpoint=run.work / f"member{i}.safetensors", **shared,
         )  # fmt: skip
         members.append(fitted_run.params)
-    _, result = point_then_svi(
-        list(jax.random.split(run.key)), f, members[0], sets.train, (0, settings.epochs),
-        lambda _: (adam, adam), (run.work / "none", run.work / "svi.safetensors"), shared,
-        kl=settings.kl, init_scale=settings.init_scale,
+    trainings = Trainings(
+        list(jax.random.split(run.key)), (0, settings.epochs), lambda _: (adam, adam),
+        (run.work / "none", run.work / "svi.safetensors"), shared,
     )  # fmt: skip
+    _, result = point_then_svi(
+        f, members[0], sets.train, trainings, kl=settings.kl, init_scale=settings.init_scale
+    )
     moments, stacked = jaxeff.moments(f), jax.tree.map(lambda *of: jnp.stack(of), *members)
     gaussian = result.posterior
     means = jax.tree.map(
