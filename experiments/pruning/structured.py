@@ -73,12 +73,12 @@ def measured(run: Run[Settings], subject: Subject, model: Trained, plan: Plan) -
     x = model.images.test[0][:1]
     unpruned = jaxeff.cost(model.network.evaluate, model.params, model.state, x)
     left = jaxeff.cost(evaluate, small, state, x)
-    params, after = retrain(run, subject, model, plan, small, state, subject.retrain)
+    trained = retrain(run, subject, model, plan, (small, state), subject.retrain)
     return {
         "subject": subject.name, "seed": model.seed, "macs_left": left.macs / unpruned.macs,
         "params_left": left.params / unpruned.params,
         "before": accuracy(evaluate, (small, state), model.images),
-        "after": accuracy(evaluate, (params, after), model.images),
+        "after": accuracy(evaluate, trained, model.images),
     }  # fmt: skip
 
 
@@ -87,19 +87,18 @@ def retrain(
     subject: Subject,
     model: Trained,
     plan: Plan,
-    params: Any,
-    state: Any,
+    start: tuple[Any, Any],
     epochs: int,
     rate: float | None = None,
 ) -> tuple[Any, Any]:
-    """Trains the smaller network."""
-    settings = run.settings
+    """Trains the smaller network, from parameters and a state."""
+    params, state = start
     data = tuple(part[: subject.retrain_images] for part in model.images.train)
+    how = how_to_train(rate or run.settings.retrain_rate, data, epochs, run.settings.batch_size)
     result = fit(
         jax.random.fold_in(run.fast_key, 400 + model.seed),
         cross_entropy(pruned(model.network.train, plan), mutable=True), params, data,
-        state=state, 
-        **how_to_train(rate or settings.retrain_rate, data, epochs, settings.batch_size),
+        state=state, **how,
     )  # fmt: skip
     return result.params, result.state
 
@@ -114,14 +113,12 @@ def against_scratch(run: Run[Settings], subject: Subject, model: Trained, macs: 
     rows = []
     long = subject.epochs * subject.images // subject.retrain_images
     for start, epochs in (("pruned", subject.retrain), ("new", subject.retrain), ("new", long)):
-        params, state = model.params, model.state
+        unpruned = model.params, model.state
         if start == "new":
-            key = jax.random.fold_in(run.fast_key, 500 + model.seed)
-            params, state = model.network.init(key)
+            unpruned = model.network.init(jax.random.fold_in(run.fast_key, 500 + model.seed))
         rate = run.settings.retrain_rate if start == "pruned" else run.settings.rate
-        retrained = retrain(
-            run, subject, model, plan, plan.shrink(params), plan.shrink(state), epochs, rate
-        )
+        params, state = (plan.shrink(tree) for tree in unpruned)
+        retrained = retrain(run, subject, model, plan, (params, state), epochs, rate)
         rows.append(
             {
                 "subject": subject.name, "seed": model.seed, "macs": macs, "start": start,
