@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +67,15 @@ class Subject:
         return self.bench.images
 
 
+class Spreading(NamedTuple):
+    """How a budget of noise is spread."""
+
+    f: Callable[..., Any]  # the network that learns its levels
+    epochs: int
+    start: Callable[[], Model]
+    optimizer: optax.GradientTransformation | None = None  # of the weights, which else stay
+
+
 def midpoint_level(midpoint: robustness.Midpoint) -> float:
     """The midpoint for a ranking: infinite beyond the levels, 0 below them, NaN if unknown."""
     if midpoint.exists:
@@ -115,22 +124,20 @@ def measure_all(key: jax.Array, subject: Subject, model: Model, seed: int) -> li
             rows.append({"measure": measure, "site": site, "level": level, "seed": seed, **cost})
         return levels
 
-    def spread(name: str, measure: str, key: jax.Array, f: Any, epochs: int, *how: Any) -> None:
+    def spread(name: str, measure: str, key: jax.Array, way: Spreading) -> None:
         file = subject.bench.folder / f"{problem.case}-{name}-{seed}.safetensors"
-        timed(measure, lambda: _learn(key, subject, f, level, file, epochs, *how), epochs)
+        timed(measure, lambda: _learn(key, subject, way, level, file), way.epochs)
 
     tolerated = timed("divergence", lambda: divergence(key, subject, model))
     timed("walking at evaluation", lambda: evaluated(key, subject, model))
     level = total_level(tolerated)
     # A budget that is spread while the weights stay as they are, and one along with them.
     few = subject.settings.budget_epochs
-    spread("budget", "budget, trained net", key, net.evaluate, few, lambda: model)
+    spread("budget", "budget, trained net", key, Spreading(net.evaluate, few, lambda: model))
     start, key = jax.random.split(key)
     adam = cosine_adam(subject.settings.learning_rate, subject.bench.steps(problem.epochs))
-    spread(
-        "budget-in-training", "budget, in training", key, net.train, problem.epochs,
-        lambda: net.init(start), adam,
-    )  # fmt: skip
+    along = Spreading(net.train, problem.epochs, lambda: net.init(start), adam)
+    spread("budget-in-training", "budget, in training", key, along)
     return rows
 
 
@@ -145,17 +152,16 @@ def total_level(tolerated: np.ndarray) -> float:
 
 
 def _learn(
-    key: jax.Array, subject: Subject, f: Callable[..., Any], level: float, checkpoint: Path,
-    epochs: int, start: Callable[[], Model], optimizer: optax.GradientTransformation | None = None,
-) -> np.ndarray:  # fmt: skip
+    key: jax.Array, subject: Subject, way: Spreading, level: float, checkpoint: Path
+) -> np.ndarray:
     """The levels of a budget, learnt by themselves or, by an optimizer, along with the weights."""
-    steps = subject.bench.steps(epochs)
+    steps = subject.bench.steps(way.epochs)
     # Weights that start from scratch have to settle before levels can follow them.
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.05, steps // 2, steps)
-    params, state = start()
+    params, state = way.start()
     budget = robustness.learn_budget(
-        key, f, params, subject.images.train, subject.network.slots, level, epochs=epochs,
-        batch_size=subject.settings.batch_size, optimizer=optimizer,
+        key, way.f, params, subject.images.train, subject.network.slots, level, epochs=way.epochs,
+        batch_size=subject.settings.batch_size, optimizer=way.optimizer,
         budget_optimizer=optax.adam(rate), state=state, checkpoint=checkpoint,
     )  # fmt: skip
     return np.array([*budget.levels.values()])
