@@ -285,13 +285,13 @@ def _kth_smallest(values: Float[Array, " n"], k: Int[Array, ""]) -> Float[Array,
     # Floats are signed magnitudes: in this form they are ordered as unsigned integers are.
     ordered = jnp.where(raw & sign, ~raw, raw | sign)
 
-    def step(i: Array, found: Array) -> Array:
-        larger = found | (sign >> i.astype(raw.dtype))
-        return jnp.where((ordered < larger).sum() < k, larger, found)
+    def step(i: Array, kth: Array) -> Array:
+        larger = kth | (sign >> i.astype(raw.dtype))
+        return jnp.where((ordered < larger).sum() < k, larger, kth)
 
-    found = jax.lax.fori_loop(0, size, step, jnp.zeros((), raw.dtype))
+    kth = jax.lax.fori_loop(0, size, step, jnp.zeros((), raw.dtype))
     # Taken from the values, so that it has their gradient.
-    return values[(ordered == found).argmax()]
+    return values[(ordered == kth).argmax()]
 
 
 @core.validate(
