@@ -4,7 +4,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from experiments.activations.recipe import Settings, Trial
 from experiments.activations.source import MOONS, SINE
 from experiments.harness import Row, Run
 from experiments.recipes import cosine_adam
-from jaxeff import bayes, core
+from jaxeff import bayes
 from jaxeff.bayes.posteriors import Random, draw_prior, log_joint, log_prior, with_random
 from jaxeff.training import cross_entropy, fit
 
@@ -51,8 +51,8 @@ def _nuts(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
     start_key, key = jax.random.split(run.key)
     params = network.start(start_key, outputs, 2)
     starts = trained_starts(
-        start_key, f, params, train, index, likelihood=likelihood, chains=settings.chains,
-        steps=settings.start_steps,
+        start_key, f, params, train, index,
+        Climb(likelihood=likelihood, chains=settings.chains, steps=settings.start_steps),
     )  # fmt: skip
     with warnings.catch_warnings():
         # What has not converged is marked in the tables.
@@ -72,15 +72,6 @@ def _nuts(trial: Trial, index: Array, run: Run[Settings]) -> scenes.Judged:
     return figures | _mixing(f, result, index, points, likelihood), curves
 
 
-class ClimbOptions(TypedDict, total=False):
-    """How chains come to their starts; `Climb` has their meaning and defaults."""
-
-    likelihood: Required[str]
-    chains: Required[int]
-    steps: Required[int]
-    rate: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Climb:
     """How chains come to their starts.
@@ -98,14 +89,14 @@ class Climb:
     rate: float = 0.01
 
 
-@core.forwards(Climb, ClimbOptions)
+@partial(jax.jit, static_argnames=("f", "climb"))
 def trained_starts(
     key: PRNGKeyArray,
     f: Network,
     params: Any,
     data: tuple[Array, Array],
     index: Int[Array, ""],
-    **options: Unpack[ClimbOptions],
+    climb: Climb,
 ) -> Any:
     """Climb the likelihood with Adam, from a draw of the prior for each chain.
 
@@ -120,25 +111,11 @@ def trained_starts(
         params: Parameters: structure and shapes.
         data: Inputs and targets.
         index: Of the activation function.
-        **options: `likelihood`, as `jaxeff.bayes.mcmc` takes it; `chains`, how many starts; `steps`
-            of Adam for each: with none it stays at the draw, the last layer zero; and `rate`, its
-            learning rate, decayed by a cosine, 0.01.
+        climb: How they come there.
 
     Returns:
         Parameters with a leading axis of chains.
     """
-    return _trained_starts(key, f, params, data, index, Climb(**options))
-
-
-@partial(jax.jit, static_argnames=("f", "climb"))
-def _trained_starts(
-    key: PRNGKeyArray,
-    f: Network,
-    params: Any,
-    data: tuple[Array, Array],
-    index: Int[Array, ""],
-    climb: Climb,
-) -> Any:
     scales = bayes.prior_scales(PRIOR, params)
     density = log_joint(lambda p, x: f(p, x, index), params, scales, climb.likelihood)
     optimizer = cosine_adam(climb.rate, max(climb.steps, 1))

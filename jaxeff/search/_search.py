@@ -336,7 +336,8 @@ def search(
     if validation is None:
         data, validation = _held_out(key, data)
     settings = SpaceSettings(**core.options_for(SpaceSettings, options))
-    actions = options.get("actions", Actions())
+    searching = core.options_for(SearchSettings, options)
+    actions = SearchSettings(**searching).actions
     state = options.get("state")
     one = jax.tree.map(lambda leaf: leaf[:1], data[0])
     before = (params,) if state is None else (params, state)
@@ -352,7 +353,6 @@ def search(
         known = functools.partial(
             _candidates.sensitivity, f, params, x, space, actions, state=state
         )
-    searching = core.options_for(SearchSettings, options)
     return search_among(key, candidates, known=known, **searching)
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 from experiments.activations import findings, network, recipe
 from experiments.activations.__main__ import STUDY
 from experiments.activations.source import MOONS, SINE
-from experiments.activations.trials import trained_starts
+from experiments.activations.trials import Climb, trained_starts
 from experiments.harness import Refused, Report
 from jaxeff.nn import ACTIVATIONS, SplineActivation
 from jaxeff.nn.layers import prelu
@@ -115,7 +115,7 @@ def test_a_start_without_training_is_a_draw_of_the_prior():
     starts = [
         trained_starts(
             jax.random.key(1), lambda p, x, _: tanh(p, x), params, (x, jnp.sin(3 * x[:, 0])),
-            jnp.asarray(0), likelihood="gaussian", chains=3, steps=steps,
+            jnp.asarray(0), Climb(likelihood="gaussian", chains=3, steps=steps),
         )
         for steps in (0, 200)
     ]  # fmt: skip

@@ -30,37 +30,26 @@ static Floats product(Floats sum, Floats x, Floats w) { return _mm256_fmadd_ps(x
 #define HIDE(j) __asm__ volatile("" : "+x"(sum##j)); /* not known to be equal: one would do */
 #define STORE(j) memcpy((char *)kept + j * sizeof x, &sum##j, sizeof x);
 
-/* Products of bytes; returns how many there were. */
-int64_t bytes_multiplied(int64_t steps, void *kept) {
-  Vector x, w;
-  memset(&x, 1, sizeof x), memset(&w, 1, sizeof w);
-  Vector TWELVE(DECLARE) none = x;
-  TWELVE(HIDE)
-  for (int64_t i = 0; i < steps; ++i) {
-#define MULTIPLY(j) sum##j = step(sum##j, x, w);
-    TWELVE(MULTIPLY)
-    __asm__ volatile("" : "+x"(x), "+x"(w)); /* not known to be the same in the next step */
-  }
-  TWELVE(STORE)
-  (void)none;
-  return steps * 12 * BYTES;
-}
+#define MULTIPLY(j) sum##j = _Generic(x, Vector: step, Floats: product)(sum##j, x, w);
 
-/* Products of floats; returns how many there were. */
-int64_t floats_multiplied(int64_t steps, void *kept) {
-  Floats x, w;
-  memset(&x, 0, sizeof x), memset(&w, 0, sizeof w);
-  Floats TWELVE(DECLARE) none = x;
-  TWELVE(HIDE)
-  for (int64_t i = 0; i < steps; ++i) {
-#define ADD(j) sum##j = product(sum##j, x, w);
-    TWELVE(ADD)
-    __asm__ volatile("" : "+x"(x), "+x"(w));
+/* A function that multiplies vectors of a type; returns how many products there were. */
+#define PRODUCTS(name, Type, products_of_vector)                                            \
+  int64_t name(int64_t steps, void *kept) {                                                 \
+    Type x, w;                                                                              \
+    memset(&x, 0, sizeof x), memset(&w, 0, sizeof w);                                       \
+    Type TWELVE(DECLARE) none = x;                                                          \
+    TWELVE(HIDE)                                                                            \
+    for (int64_t i = 0; i < steps; ++i) {                                                   \
+      TWELVE(MULTIPLY)                                                                      \
+      __asm__ volatile("" : "+x"(x), "+x"(w)); /* not known to be the same in the next step */ \
+    }                                                                                       \
+    TWELVE(STORE)                                                                           \
+    (void)none;                                                                             \
+    return steps * 12 * (int64_t)(products_of_vector);                                      \
   }
-  TWELVE(STORE)
-  (void)none;
-  return steps * 12 * (int64_t)(sizeof x / sizeof(float));
-}
+
+PRODUCTS(bytes_multiplied, Vector, BYTES)
+PRODUCTS(floats_multiplied, Floats, sizeof(Floats) / sizeof(float))
 
 /* Reads whole vectors; returns how many bytes. */
 int64_t bytes_read(const float *from, int64_t bytes, void *kept) {

@@ -247,14 +247,14 @@ def _extremum(s: Scope, op: ScalarOp, is_maximum: bool, a: Expr, b: Expr) -> Exp
         better = weakly if positive == is_maximum else strictly
         return tirx.Select(better(a, b), a, b)
     if op.in_reduction:
-        # `a` is the best so far. This order keeps it when it is NaN. One choice: where another one
-        # stands behind `isnan`, TVM makes no vectors of either.
-        return tirx.Select(tirx.Or(strictly(b, a), tirx.isnan(b)), b, a)
-    # Equal numbers have equal bits, except for zeros: join the signs.
-    bits = f"uint{bits_of(op.dtype)}"
-    raw_a, raw_b = tirx.reinterpret(bits, a), tirx.reinterpret(bits, b)
-    tie = tirx.reinterpret(op.dtype, raw_a & raw_b if is_maximum else raw_a | raw_b)
-    b = s.let(tirx.Select(tirx.EQ(a, b), tie, b))
+        a, b = b, a  # the best so far comes second: it stays when it is NaN
+    else:
+        # Equal numbers have equal bits, except for zeros: join the signs.
+        bits = f"uint{bits_of(op.dtype)}"
+        raw_a, raw_b = tirx.reinterpret(bits, a), tirx.reinterpret(bits, b)
+        tie = tirx.reinterpret(op.dtype, raw_a & raw_b if is_maximum else raw_a | raw_b)
+        b = s.let(tirx.Select(tirx.EQ(a, b), tie, b))
+    # One choice: where another one stands behind `isnan`, TVM makes no vectors of either.
     return tirx.Select(tirx.Or(strictly(a, b), tirx.isnan(a)), a, b)
 
 

@@ -298,18 +298,21 @@ def depthwise_tile(geometry: Geometry, dot: Dot) -> DotTile:
     """
     down, right = geometry.pool
     high, wide = geometry.walked
-    if down == 1 and high % 2 == 0 and _share_rows(geometry, dot, 2):
-        down = 2
-    many = _PIXELS * (2 if dot.registers > _FEW_REGISTERS else 1)
+    if down == 1 and high % 2 == 0:
+        down = _shifts(geometry, dot, 2)
+    pixels = _PIXELS * (2 if dot.registers > _FEW_REGISTERS else 1)
     # Whole windows of maxima, which no tile may split.
-    columns = max(right, min(wide, _PIXELS, many // down) // right * right)
+    columns = max(right, min(wide, _PIXELS, pixels // down) // right * right)
     return DotTile(down, columns, 1)
 
 
-def _share_rows(geometry: Geometry, dot: Dot, rows: int) -> bool:
-    """Tells whether the windows of so many neighbouring rows of results lie in one woven group."""
+def _shifts(geometry: Geometry, dot: Dot, rows: int) -> int:
+    """Counts the rows of results whose windows lie in one woven group: so many, or one.
+
+    Weights of each lie as far down in the group as the row does in the tile.
+    """
     (high, below), _ = geometry.taps
-    return geometry.step[0] == below and high + rows - 1 <= dot.group
+    return rows if geometry.step[0] == below and high + rows - 1 <= dot.group else 1
 
 
 class DepthwiseKernel(ContractionBuilder):
@@ -329,9 +332,7 @@ class DepthwiseKernel(ContractionBuilder):
         zeros = const(0, "int32", lanes)
         totals = [code.vector(zeros, lanes, "int32", "sum") for _ in pixels]
         start = base + row * g.step[0] + column * g.step[1] + first * lanes
-        # Weights of a row of results lie as far down in a group as the row does in the tile.
-        shared = _share_rows(g, dot, self.tile.rows)
-        shifts = self.tile.rows if shared else 1
+        shifts = _shifts(g, dot, self.tile.rows)
         chunks = -(-high // dot.group)
         # A window's weights are loaded once for all pixels of the tile.
         weights = {}
@@ -345,7 +346,7 @@ class DepthwiseKernel(ContractionBuilder):
         for (p, (r, c)), j, chunk in itertools.product(
             enumerate(pixels), range(wide), range(chunks)
         ):
-            shift, top = (r, 0) if shared else (0, r)
+            shift, top = (r, 0) if shifts > 1 else (0, r)
             at = top * g.step[0] + c * g.step[1] + j * beside + chunk * dot.group * below
             readers.setdefault((at, chunk), []).append((p, (j, chunk, shift)))
         for at, chunk in sorted(readers):
@@ -385,7 +386,7 @@ def depthwise_weights(
     """
     (high, _), (wide, _) = geometry.taps
     channels, lanes = geometry.features, dot.lanes
-    shifts = tile.rows if _share_rows(geometry, dot, tile.rows) else 1
+    shifts = _shifts(geometry, dot, tile.rows)
     shape = (-(-channels // lanes), wide, -(-high // dot.group), shifts, lanes, dot.group)
 
     def pack(w: te.Tensor) -> te.Tensor:
